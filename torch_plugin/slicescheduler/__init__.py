@@ -1,0 +1,3 @@
+"""Run PyTorch inference through SliceScheduler."""
+
+from .errors import *  # noqa: F401,F403
