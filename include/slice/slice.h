@@ -90,7 +90,7 @@ SLICE_API void slice_session_close(slice_session_t* session);
 /* A descriptor that is readable when completions wait (poll, epoll). Owned by the session; do not read or close it. */
 SLICE_API int slice_session_fd(const slice_session_t* session);
 
-typedef struct slice_session_limits {
+typedef struct slice_limits {
   size_t size;
   uint32_t service_class;       /* SLICE_CLASS_* in force */
   uint32_t queue_slots;         /* submits in flight before WOULD_BLOCK */
