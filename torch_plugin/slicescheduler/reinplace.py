@@ -73,7 +73,9 @@ def reinplace(graph_module, aliased_outputs=frozenset()):
     """
     graph = graph_module.graph
     report = ReinplaceReport()
-    for copy in [n for n in graph.nodes if n.op == "call_function" and n.target is _COPY]:
+    copies = [node for node in graph.nodes if node.op == "call_function" and node.target is _COPY]
+    written = {copy.args[0] for copy in copies}
+    for copy in copies:
         placeholder, value = copy.args[0], copy.args[1]
         if placeholder.op != "placeholder" or not isinstance(value, torch.fx.Node):
             report.refused["not an update of an input"] += 1
@@ -83,7 +85,7 @@ def reinplace(graph_module, aliased_outputs=frozenset()):
         if reason is not None:
             report.refused[reason] += 1
             continue
-        _rewrite(graph, chain, copy, report)
+        _rewrite(graph, chain, copy, written, report)
     _drop_dead(graph, report)
     graph.lint()
     graph_module.recompile()
@@ -175,10 +177,10 @@ def _equal(a, b):
     return bool(a == b)
 
 
-def _rewrite(graph, chain, copy, report):
+def _rewrite(graph, chain, copy, written, report):
     for step in chain:
         if step.target in _SCATTERS:
-            _scatter_to_copy(graph, step)
+            _scatter_to_copy(graph, step, written)
         else:
             step.target = in_place_twin(step.target)
         report.in_placed += 1
@@ -187,33 +189,35 @@ def _rewrite(graph, chain, copy, report):
     report.copies_removed += 1
 
 
-def _scatter_to_copy(graph, step):
+def _scatter_to_copy(graph, step, written):
     """slice_scatter(base, source, ...) -> copy_(slice(base, ...), source)."""
     base, source, *rest = step.args
     kwargs = {name: value for name, value in step.kwargs.items() if name != "src"}
     part = source.meta["val"]
     if is_operator(source) and source.target is aten.copy.default:
-        # copy(view, x) only casts and broadcasts x, which copy_ does by itself.
+        # copy(view, x) only casts and broadcasts x, which copy_ does by itself. That moves the read of x down
+        # to here, so x must not live in a storage that the graph writes.
         inner = argument_of(source, 1)
-        if isinstance(inner, torch.fx.Node) and source.args[0].meta["val"].dtype == part.dtype:
+        if isinstance(inner, torch.fx.Node) and storage_root(inner) not in written:
             source = inner
     with graph.inserting_before(step):
         view = graph.call_function(_SCATTERS[step.target], (base, *rest), kwargs)
         write = graph.call_function(_COPY, (view, source))
-    view.meta = dict(step.meta, val=_view_value(step, part))
+    view.meta = dict(step.meta, val=_view_value(view, part))
     write.meta = dict(view.meta)
     step.replace_all_uses_with(base)
     graph.erase_node(step)
 
 
-def _view_value(step, part):
-    """meta["val"] of the written view: sizes of `part`, strides of the base."""
-    base = step.args[0].meta["val"]
-    positional = step.args[2:]
-    try:
-        return _SCATTERS[step.target](base, *positional, **{k: v for k, v in step.kwargs.items() if k != "src"})
-    except Exception:  # symbolic bounds that fake tensors cannot decide: sizes are right, strides a guess
-        return part
+def _view_value(view, part):
+    """meta["val"] of the written view: that of an equal view elsewhere in the graph, or computed anew."""
+    base = view.args[0]
+    for other in base.users:
+        if other is not view and other.target is view.target and (other.args, other.kwargs) == (view.args, view.kwargs):
+            return other.meta["val"]
+    if any(isinstance(arg, torch.fx.Node) for arg in view.args[1:]):
+        return part  # right sizes; strides of a dense tensor
+    return view.target(base.meta["val"], *view.args[1:], **view.kwargs)
 
 
 def _drop_dead(graph, report):

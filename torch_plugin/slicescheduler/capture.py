@@ -1,0 +1,331 @@
+"""The Dynamo backend: compiled functions become graph templates.
+
+`capture_backend(on_graph)` returns a backend for torch.compile. Dynamo traces the program, AOT autograd makes
+the graph functional, `reinplace` undoes that for updates of inputs, `serialize` writes the template, and
+`on_graph(captured)` decides how to run it: it returns a callable that takes the list of graph arguments and
+returns the list of graph outputs.
+
+Threads: Dynamo compiles under its own lock; a CapturedGraph is immutable afterwards and may be shared.
+"""
+
+import dataclasses
+import time
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from . import reinplace as reinplace_pass
+from . import serialize as serializer
+from ._proto import template_pb2 as pb
+from .errors import TrainingGraphError, Unsupported
+from .expressions import compile_expressions
+
+_ALIAS_TYPES = ("alias_of_input", "is_input")
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputLayout:
+    """Shape of one output for one binding of the symbols: torch dtype, sizes and strides in elements."""
+
+    dtype: torch.dtype
+    sizes: tuple
+    strides: tuple
+    storage_offset: int
+
+
+class CapturedGraph:
+    """One captured program, ready to register.
+
+    Attributes:
+      template: GraphTemplate.
+      template_bytes: its canonical serialization: equal programs give equal bytes.
+      input_sources: Dynamo's source text of each graph argument, in the order of the arguments.
+      extra_inputs: [(name, tensor)] constants of the graph too big for the template. They are the last
+        entries of template.inputs and are bound once; they are no graph arguments.
+      example_inputs: the arguments of the call that caused the capture (weak in spirit: drop them after use).
+      reinplace_report, capture_seconds: for logs.
+    """
+
+    def __init__(self, serialized, input_sources, example_inputs, output_tensors, report, capture_seconds):
+        self.template = serialized.template
+        self.template_bytes = self.template.SerializeToString(deterministic=True)
+        self.input_sources = tuple(input_sources)
+        self.extra_inputs = tuple(serialized.extra_inputs)
+        self.example_inputs = example_inputs
+        self.reinplace_report = report
+        self.capture_seconds = capture_seconds
+        self._bind = _compile_binding(self.template, len(self.input_sources))
+        self._output_metas = [
+            _result_meta(self.template, out, tensor) for out, tensor in zip(self.template.outputs, output_tensors)
+        ]
+        self._layout_of = _compile_layouts(self._output_metas)
+        self._integers = _compile_integers(self.template)
+        self._layout_cache = (None, None)
+
+    @property
+    def argument_count(self):
+        """Number of graph arguments: template inputs without the extra ones."""
+        return len(self.input_sources)
+
+    def bind_symbols(self, args):
+        """Graph arguments -> tuple of symbol values, in template order. Reads only sizes, strides and ints."""
+        return self._bind(args)
+
+    def output_layouts(self, symbols):
+        """Symbol values -> list with an OutputLayout for each tensor output (aliases too), else None.
+
+        Repeated calls with the same symbols return the same list.
+        """
+        key, layouts = self._layout_cache
+        if key != symbols:
+            layouts = self._layout_of(symbols)
+            self._layout_cache = (symbols, layouts)
+        return layouts
+
+    def output_integers(self, symbols):
+        """Symbol values -> {output position: int} for the integer outputs."""
+        return self._integers(symbols)
+
+    def input_metas(self, symbols):
+        """Symbol values -> per template input (dtype, sizes, strides), or the int of a SYMBOL input. Slow path."""
+        function = compile_expressions
+        described = []
+        for entry in self.template.inputs:
+            if entry.kind == pb.Input.SYMBOL:
+                described.append(function([entry.expr])(symbols)[0])
+                continue
+            meta = self.template.values[entry.value].meta
+            dtype = serializer.dtype_from_proto(meta.dtype)
+            described.append((dtype, function(meta.sizes)(symbols), function(meta.strides)(symbols)))
+        return described
+
+
+def dense_strides(sizes, strides):
+    """The strides under which a result is stored in its slot.
+
+    The value's own strides if they describe dense storage without gaps or overlap (any permutation), else
+    contiguous ones. Executor and client follow this one rule. Integers, in elements.
+    """
+    expected = 1
+    for stride, size in sorted((st, sz) for sz, st in zip(sizes, strides) if sz != 1):
+        if stride != expected:
+            return contiguous_strides(sizes)
+        expected *= size
+    return tuple(strides)
+
+
+def contiguous_strides(sizes):
+    """Row-major strides, in elements."""
+    out, stride = [], 1
+    for size in reversed(sizes):
+        out.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(out))
+
+
+# ---- per-call functions ------------------------------------------------------------------------
+
+
+def _compile_binding(template, argument_count):
+    """`args -> symbol values`, as one generated function. Errors: Unsupported for symbols no input carries."""
+    where = {}
+    for i, entry in enumerate(template.inputs[:argument_count]):
+        if entry.kind == pb.Input.SYMBOL and entry.expr.WhichOneof("node") == "symbol":
+            where.setdefault(entry.expr.symbol, f"int(a[{i}])")
+    for i, entry in enumerate(template.inputs[:argument_count]):
+        if entry.kind == pb.Input.SYMBOL:
+            continue
+        meta = template.values[entry.value].meta
+        for axis, size in enumerate(meta.sizes):
+            if size.WhichOneof("node") == "symbol":
+                where.setdefault(size.symbol, f"a[{i}].shape[{axis}]")
+        for axis, stride in enumerate(meta.strides):
+            if stride.WhichOneof("node") == "symbol":
+                where.setdefault(stride.symbol, f"a[{i}].stride({axis})")
+    missing = [s.name for i, s in enumerate(template.symbols) if i not in where]
+    if missing:
+        raise Unsupported(f"no graph input carries the size {', '.join(missing)}")
+    body = "".join(where[i] + ", " for i in range(len(template.symbols)))
+    return eval(f"lambda a: ({body})", {"__builtins__": {}, "int": int})  # noqa: S307
+
+
+def _result_meta(template, out, tensor):
+    """TensorMeta of one output or None. Alias outputs carry the meta of the view the caller makes."""
+    if not isinstance(tensor, pb.TensorMeta):
+        return template.values[out.value].meta if out.WhichOneof("kind") == "value" else None
+    return tensor
+
+
+def _compile_layouts(metas):
+    exprs, spans = [], []
+    for meta in metas:
+        if meta is None:
+            spans.append(None)
+            continue
+        rank, first = len(meta.sizes), len(exprs)
+        exprs.extend(meta.sizes)
+        exprs.extend(meta.strides)
+        exprs.append(meta.storage_offset if meta.HasField("storage_offset") else pb.Expr(constant=0))
+        spans.append((serializer.dtype_from_proto(meta.dtype), first, rank))
+    function = compile_expressions(exprs)
+
+    def layouts(symbols):
+        values = function(symbols)
+        out = []
+        for span in spans:
+            if span is None:
+                out.append(None)
+                continue
+            dtype, first, rank = span
+            middle, last = first + rank, first + 2 * rank
+            out.append(OutputLayout(dtype, values[first:middle], values[middle:last], values[last]))
+        return out
+
+    return layouts
+
+
+def _compile_integers(template):
+    positions = [i for i, out in enumerate(template.outputs) if out.WhichOneof("kind") == "expr"]
+    function = compile_expressions([template.outputs[i].expr for i in positions])
+    return lambda symbols: dict(zip(positions, function(symbols)))
+
+
+# ---- the backend -------------------------------------------------------------------------------
+
+
+def capture_backend(on_graph, kind_of=None):
+    """A backend for torch.compile that captures every inference graph.
+
+    Args:
+      on_graph: `CapturedGraph -> callable(list of arguments) -> list of outputs`. The callable owns the
+        argument list. Alias outputs (template.outputs[i].alias_of_input) may be any tensor of the layout in
+        output_layouts: torch makes the view of the caller's tensor itself.
+      kind_of: `(tensor, source, written, default kind) -> Input.Kind or None`; see serialize().
+    The returned backend raises UnsupportedOperatorError, Unsupported and TrainingGraphError.
+    """
+
+    def backend(graph_module, example_inputs, **_options):
+        sources = placeholder_sources(graph_module)
+
+        def compile_inference(aot_module, _fake_inputs):
+            captured = _capture(aot_module, sources, list(example_inputs), kind_of)
+            run = on_graph(captured)
+
+            def call(args):
+                arguments = list(args)
+                args.clear()
+                return run(arguments)
+
+            call._boxed_call = True
+            return call
+
+        def refuse_training(_module, _inputs):
+            raise TrainingGraphError()
+
+        return aot_autograd(
+            fw_compiler=refuse_training,
+            bw_compiler=refuse_training,
+            inference_compiler=compile_inference,
+            decompositions={},
+            keep_inference_input_mutations=True,
+        )(graph_module, example_inputs)
+
+    return backend
+
+
+def placeholder_sources(graph_module):
+    """Dynamo's source text of each placeholder, in order; the placeholder's name where it has none."""
+    sources = []
+    for node in graph_module.graph.nodes:
+        if node.op == "placeholder":
+            source = getattr(node.meta.get("grapharg"), "source", None)
+            name = getattr(source, "name", None)
+            sources.append(str(name() if callable(name) else name or node.name))
+    return sources
+
+
+def _capture(aot_module, sources, example_inputs, kind_of):
+    started = time.perf_counter()
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    output = next(node for node in aot_module.graph.nodes if node.op == "output")
+    placeholders = [node for node in aot_module.graph.nodes if node.op == "placeholder"]
+    _check_order(placeholders, sources, example_inputs)
+    aliases = _output_aliases(metadata, len(output.args[0]))
+    report = reinplace_pass.reinplace(aot_module, {i for i, alias in enumerate(aliases) if alias is not None})
+    serialized = serializer.serialize(
+        aot_module,
+        sources=sources,
+        static_indices=list(metadata.static_input_indices) if metadata is not None else (),
+        example_inputs=example_inputs,
+        output_aliases=aliases,
+        kind_of=kind_of,
+        range_of=_range_function(context, placeholders),
+        metadata=_metadata(aot_module, placeholders),
+    )
+    alias_metas = [serialized.alias_metas.get(i) for i in range(len(aliases))]
+    seconds = time.perf_counter() - started
+    return CapturedGraph(serialized, sources, example_inputs, alias_metas, report, seconds)
+
+
+def _check_order(placeholders, sources, example_inputs):
+    """AOT must not have dropped, added or reordered arguments."""
+    if not len(placeholders) == len(sources) == len(example_inputs):
+        raise Unsupported(
+            f"torch changed the number of graph arguments: {len(placeholders)} placeholders, "
+            f"{len(sources)} sources, {len(example_inputs)} arguments"
+        )
+    for node, example in zip(placeholders, example_inputs):
+        fake = node.meta.get("val")
+        if isinstance(fake, torch.Tensor) != isinstance(example, torch.Tensor):
+            raise Unsupported(f"torch reordered the graph arguments at {node.name}")
+        if isinstance(fake, torch.Tensor) and (fake.dtype != example.dtype or fake.dim() != example.dim()):
+            raise Unsupported(f"torch reordered the graph arguments at {node.name}")
+
+
+def _output_aliases(metadata, output_count):
+    """Per graph output the argument that torch regenerates it from, or None."""
+    aliases = [None] * output_count
+    if metadata is None:
+        return aliases
+    infos = metadata.output_info
+    first = output_count - len(infos) - metadata.num_intermediate_bases
+    if first < 0:
+        raise Unsupported(f"{output_count} graph outputs but torch describes {len(infos)}")
+    for i, info in enumerate(infos):
+        if info.output_type.name in _ALIAS_TYPES:
+            aliases[first + i] = info.base_idx
+    return aliases
+
+
+def _range_function(context, placeholders):
+    """`sympy.Symbol -> (min, max)` from torch's shape environment."""
+    environment = None
+    if context is not None and context.fake_mode is not None:
+        environment = context.fake_mode.shape_env
+    if environment is None:
+        for node in placeholders:
+            if isinstance(node.meta.get("val"), torch.SymInt):
+                environment = node.meta["val"].node.shape_env
+
+    def range_of(symbol):
+        bounds = environment.var_to_range[symbol]
+        return bounds.lower, bounds.upper
+
+    return range_of if environment is not None else None
+
+
+def _metadata(aot_module, placeholders):
+    devices = {n.meta["val"].device.type for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)}
+    model = ""
+    for node in aot_module.graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        if stack:
+            model = getattr(next(iter(stack.values()))[1], "__name__", "")
+            break
+    return pb.Metadata(
+        framework=f"torch {torch.__version__}",
+        model=model,
+        threads=torch.get_num_threads(),
+        device=pb.CUDA if "cuda" in devices else pb.CPU,
+    )
