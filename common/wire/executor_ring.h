@@ -186,7 +186,7 @@ struct InstanceEnded {
   uint32_t reserved;
 };
 
-static_assert(sizeof(Issue) == 64 && sizeof(Finished) == 56 && sizeof(Watch) == 32 && sizeof(StartInstance) == 32,
+static_assert(sizeof(Issue) == 56 && sizeof(Finished) == 56 && sizeof(Watch) == 32 && sizeof(StartInstance) == 32,
               "wire format");
 
 }  // namespace slice::wire
