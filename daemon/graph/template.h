@@ -56,6 +56,8 @@ class ExprTable {
     uint32_t begin = 0;
     uint32_t end = 0;
   };
+  Status Compile(const proto::Expr& expr, uint32_t symbol_count, const Limits& limits, uint32_t depth,
+                 uint32_t* node_count);
   std::vector<Instruction> code_;
   std::vector<Program> programs_;
 };
@@ -156,6 +158,9 @@ class Template {
   std::vector<ValueUse> crossing_;
   std::vector<uint32_t> crossing_of_value_;
 };
+
+// 64-bit FNV-1a. Not collision-resistant against an attacker: compare the bytes before sharing by hash.
+uint64_t ContentHash(std::string_view bytes);
 
 // Bytes per element; 0 for DTYPE_UNSPECIFIED.
 uint8_t ItemBytes(proto::DType dtype);

@@ -1,0 +1,163 @@
+// A parsed template: binding symbols to numbers, and small lookups. Parsing is template_parser.cc.
+#include "daemon/graph/template.h"
+
+#include "common/checked.h"
+
+namespace slice::graph {
+
+uint64_t ContentHash(std::string_view bytes) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : bytes) {
+    hash ^= static_cast<uint8_t>(c);
+    hash *= 0x100000001b3;
+  }
+  return hash;
+}
+
+uint8_t ItemBytes(proto::DType dtype) {
+  switch (dtype) {
+    case proto::INT8:
+    case proto::UINT8:
+    case proto::BOOL:
+    case proto::FLOAT8_E4M3FN:
+    case proto::FLOAT8_E5M2:
+      return 1;
+    case proto::FLOAT16:
+    case proto::BFLOAT16:
+    case proto::INT16:
+      return 2;
+    case proto::FLOAT32:
+    case proto::INT32:
+      return 4;
+    case proto::FLOAT64:
+    case proto::INT64:
+    case proto::COMPLEX64:
+      return 8;
+    case proto::COMPLEX128:
+      return 16;
+    default:
+      return 0;
+  }
+}
+
+Result<int64_t> Template::ValueBytes(uint32_t value, std::span<const int64_t> symbols) const {
+  if (value >= values_.size()) {
+    return Error(StatusCode::kGraph, "value %u does not exist, there are %zu", value, values_.size());
+  }
+  const ValueShape& shape = values_[value];
+  if (shape.item_bytes == 0) return int64_t{0};
+  int64_t extent = 1;
+  bool empty = false;
+  for (size_t d = 0; d < shape.sizes.size(); ++d) {
+    const Result<int64_t> size = expressions_.Evaluate(shape.sizes[d], symbols);
+    const Result<int64_t> stride = expressions_.Evaluate(shape.strides[d], symbols);
+    for (const Result<int64_t>* number : {&size, &stride}) {
+      if (!number->ok()) {
+        return Error(StatusCode::kOverflow, "value %u, dimension %zu: %s", value, d, number->status().text().c_str());
+      }
+      if (**number < 0) {
+        return Error(StatusCode::kOverflow, "value %u, dimension %zu: %s is %lld, below 0", value, d,
+                     number == &size ? "size" : "stride", static_cast<long long>(**number));
+      }
+    }
+    if (*size == 0) {
+      empty = true;
+      continue;
+    }
+    int64_t span = 0;
+    if (!CheckedMul(*size - 1, *stride, &span) || !CheckedAdd(extent, span, &extent)) {
+      return Error(StatusCode::kOverflow, "value %u: size %lld times stride %lld does not fit in 63 bits", value,
+                   static_cast<long long>(*size), static_cast<long long>(*stride));
+    }
+  }
+  if (empty) return int64_t{0};
+  if (shape.storage_offset != kNoExpr) {
+    SLICE_ASSIGN_OR_RETURN(const int64_t offset, expressions_.Evaluate(shape.storage_offset, symbols));
+    if (offset < 0 || !CheckedAdd(extent, offset, &extent)) {
+      return Error(StatusCode::kOverflow, "value %u: storage offset %lld is out of range", value,
+                   static_cast<long long>(offset));
+    }
+  }
+  int64_t total = 0;
+  if (!CheckedMul(extent, shape.item_bytes, &total) || total > limits_.tensor_bytes_max) {
+    return Error(StatusCode::kOverflow, "value %u: %lld elements of %d bytes pass the limit of %lld bytes", value,
+                 static_cast<long long>(extent), shape.item_bytes, static_cast<long long>(limits_.tensor_bytes_max));
+  }
+  return total;
+}
+
+namespace {
+Status CheckSymbols(const proto::GraphTemplate& program, std::span<const int64_t> symbols) {
+  if (symbols.size() != static_cast<size_t>(program.symbols_size())) {
+    return Error(StatusCode::kOverflow, "%zu symbol values given, the template has %d symbols", symbols.size(),
+                 program.symbols_size());
+  }
+  for (int i = 0; i < program.symbols_size(); ++i) {
+    const proto::Symbol& symbol = program.symbols(i);
+    const int64_t value = symbols[static_cast<size_t>(i)];
+    if (value < symbol.min() || value > symbol.max()) {
+      return Error(StatusCode::kOverflow, "symbol %d '%s' is %lld, its range is %lld to %lld", i,
+                   symbol.name().c_str(), static_cast<long long>(value), static_cast<long long>(symbol.min()),
+                   static_cast<long long>(symbol.max()));
+    }
+  }
+  return Status::Ok();
+}
+}  // namespace
+
+Status Template::Bind(std::span<const int64_t> symbols, BoundSizes* out) const {
+  SLICE_RETURN_IF_ERROR(CheckSymbols(program_, symbols));
+  // Two passes: the first only checks, so that *out is written on success alone and never allocates a copy.
+  for (const bool write : {false, true}) {
+    if (write) {
+      out->crossing_bytes.resize(crossing_.size());
+      out->dynamic_bytes.resize(dynamics_.size());
+      out->result_bytes.resize(results_.size());
+      out->workspace_bytes.resize(groups_.size());
+      out->flops.resize(groups_.size());
+      out->bytes.resize(groups_.size());
+    }
+    const auto value_bytes = [&](uint32_t value, std::vector<int64_t>* list, size_t index) -> Status {
+      SLICE_ASSIGN_OR_RETURN(const int64_t bytes, ValueBytes(value, symbols));
+      if (write) (*list)[index] = bytes;
+      return Status::Ok();
+    };
+    for (size_t i = 0; i < crossing_.size(); ++i) {
+      SLICE_RETURN_IF_ERROR(value_bytes(crossing_[i].value, &out->crossing_bytes, i));
+    }
+    for (size_t i = 0; i < dynamics_.size(); ++i) {
+      SLICE_RETURN_IF_ERROR(value_bytes(inputs_[dynamics_[i]].value, &out->dynamic_bytes, i));
+    }
+    for (size_t i = 0; i < results_.size(); ++i) {
+      SLICE_RETURN_IF_ERROR(value_bytes(results_[i], &out->result_bytes, i));
+    }
+    const auto number = [&](const char* what, uint32_t group, ExprIndex expr, int64_t value_max,
+                            std::vector<int64_t>* list) -> Status {
+      int64_t value = 0;
+      if (expr != kNoExpr) {
+        Result<int64_t> evaluated = expressions_.Evaluate(expr, symbols);
+        if (!evaluated.ok()) {
+          return Error(StatusCode::kOverflow, "group %u '%s': %s: %s", group, groups_[group].name.c_str(), what,
+                       evaluated.status().text().c_str());
+        }
+        value = *evaluated;
+      }
+      if (value < 0 || value > value_max) {
+        return Error(StatusCode::kOverflow, "group %u '%s': %s is %lld, allowed is 0 to %lld", group,
+                     groups_[group].name.c_str(), what, static_cast<long long>(value),
+                     static_cast<long long>(value_max));
+      }
+      if (write) (*list)[group] = value;
+      return Status::Ok();
+    };
+    for (uint32_t g = 0; g < groups_.size(); ++g) {
+      SLICE_RETURN_IF_ERROR(number("workspace_bytes", g, groups_[g].workspace_bytes, limits_.tensor_bytes_max,
+                                   &out->workspace_bytes));
+      SLICE_RETURN_IF_ERROR(number("flops", g, groups_[g].flops, INT64_MAX, &out->flops));
+      SLICE_RETURN_IF_ERROR(number("bytes", g, groups_[g].bytes, INT64_MAX, &out->bytes));
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace slice::graph
