@@ -105,15 +105,15 @@ def _chain(placeholder, value):
     return []
 
 
-def _views(node):
-    """`node` and everything that shares its storage without having written it (transitively)."""
+def _views(node, copy):
+    """`node` and everything that shares its storage (transitively), but not through the trailing `copy`."""
     found, work = {node}, [node]
     while work:
         current = work.pop()
         for user in current.users:
             # A tuple of views (split) shares the storage too; its getitems come as its users.
             shares = aliased_node(user) is current or (aliased_node(user) is not None and user.args[0] is current)
-            if shares and user not in found:
+            if shares and user is not copy and user not in found:
                 found.add(user)
                 work.append(user)
     return found
@@ -128,14 +128,15 @@ def _hazard(graph, placeholder, chain, copy, aliased_outputs):
     order = {node: i for i, node in enumerate(graph.nodes)}
     output = next(node for node in graph.nodes if node.op == "output")
     previous = placeholder
+    versions = {placeholder}  # each will live in the placeholder's storage
     for step in chain:
         if not _same_layout(placeholder, step):
             return "dtype, shape or strides differ"
-        if any(node is not previous and storage_root(node) is placeholder for node in step.all_input_nodes):
+        if any(node is not previous and storage_root(node) in versions for node in step.all_input_nodes):
             return "an operand shares the storage"
         if sum(1 for arg in _flat(step) if arg is previous) != 1:
             return "an operand shares the storage"
-        views = _views(previous)
+        views = _views(previous, copy)
         for view in views:
             for user in view.users:
                 if user is step or user is copy or user in views:
@@ -143,7 +144,8 @@ def _hazard(graph, placeholder, chain, copy, aliased_outputs):
                 if user is output or order[user] > order[step]:
                     return "an older version is read later"
         previous = step
-    for view in _views(previous):
+        versions.add(step)
+    for view in _views(previous, copy) | _views(copy, copy):
         if output in view.users and not _output_positions(output, view) <= aliased_outputs:
             return "the new version is a fresh output"
     return None
@@ -184,7 +186,7 @@ def _rewrite(graph, chain, copy, written, report):
         else:
             step.target = in_place_twin(step.target)
         report.in_placed += 1
-    copy.replace_all_uses_with(copy.args[0])
+    copy.replace_all_uses_with(copy.args[1])  # the last version
     graph.erase_node(copy)
     report.copies_removed += 1
 

@@ -1,0 +1,209 @@
+"""Weights in shared memory: moved once, in place, and imported by every session that needs them.
+
+`share_tensors` copies tensors into one sealed memfd and re-points them (`.data`), so parameters keep their
+identity, ties stay ties, and the old storages are freed one by one. A tensor of the process lies in shared
+memory at most once, whatever the number of sessions. The pages live as long as any tensor over them.
+
+Contract with the daemon: constants do not change while they are registered. Load new weights before the
+first call, or into a new module.
+
+Threads: one lock around moving; lookups are lock-free.
+"""
+
+import bisect
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+
+import torch
+
+from . import _abi
+from .errors import InvalidArgument, Unsupported
+from .tensors import contiguous_strides, tensor_spec
+
+_ALIGN = 64
+_MFD_NOEXEC_SEAL = 0x8
+_F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 1, 2, 4
+
+_lock = threading.RLock()
+_bases = []  # sorted start addresses of mappings
+_mappings = weakref.WeakValueDictionary()  # start address -> Mapping
+
+
+class Mapping(mmap.mmap):
+    """A sealed memfd mapped into this process. Attributes: fd, base, nbytes, key."""
+
+    fd = -1
+    base = 0
+    nbytes = 0
+    key = 0
+
+
+_next_key = 0
+
+
+def _create(nbytes):
+    global _next_key
+    nbytes = max(_ALIGN, nbytes)
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("slice-weights", flags | _MFD_NOEXEC_SEAL)
+    except OSError:
+        fd = os.memfd_create("slice-weights", flags)  # kernels before 6.3
+    os.ftruncate(fd, nbytes)
+    os.posix_fallocate(fd, 0, nbytes)
+    fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+    mapping = Mapping(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    weakref.finalize(mapping, os.close, fd).atexit = False
+    _next_key += 1
+    mapping.fd, mapping.nbytes, mapping.key = fd, nbytes, _next_key
+    mapping.base = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
+    _mappings[mapping.base] = mapping
+    del _bases[: len(_bases)]
+    _bases.extend(sorted(_mappings.keys()))
+    return mapping
+
+
+def locate(tensor):
+    """(Mapping, byte offset of the tensor's storage) or None if it does not lie in shared memory."""
+    address = tensor.untyped_storage().data_ptr()
+    bases = _bases
+    i = bisect.bisect_right(bases, address) - 1
+    mapping = _mappings.get(bases[i]) if i >= 0 else None
+    if mapping is None or address >= mapping.base + mapping.nbytes:
+        return None
+    return mapping, address - mapping.base
+
+
+def _round(nbytes):
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def share_tensors(tensors):
+    """Moves tensors into one new memfd; those already there, empty ones and managed ones stay.
+
+    Blocks: for one copy of the bytes. Memory: peaks at the sum plus the largest storage.
+    Errors: Unsupported for tensors that are not dense CPU tensors; OSError when shared memory is short.
+    """
+    with _lock:
+        groups = {}
+        for tensor in tensors:
+            if hasattr(tensor, "_slice_managed") or tensor.untyped_storage().nbytes() == 0:
+                continue
+            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+                raise Unsupported(
+                    f"a weight on {tensor.device} with layout {tensor.layout}: only dense CPU tensors can be "
+                    "shared with the daemon in this version"
+                )
+            if locate(tensor) is None:
+                members = groups.setdefault(tensor.untyped_storage()._cdata, {})
+                members[id(tensor)] = tensor
+        if not groups:
+            return
+        members_of = list(groups.values())
+        del groups
+        sizes = [next(iter(members.values())).untyped_storage().nbytes() for members in members_of]
+        mapping = _create(sum(map(_round, sizes)))
+        offset = 0
+        with torch.inference_mode(False), torch.no_grad():
+            for i, nbytes in enumerate(sizes):
+                _move(list(members_of[i].values()), mapping, offset, nbytes)
+                members_of[i] = None
+                offset += _round(nbytes)
+
+
+def _move(members, mapping, offset, nbytes):
+    """Copies the one storage of `members` to `offset` and re-points them."""
+    place = torch.frombuffer(mapping, dtype=torch.uint8, offset=offset, count=nbytes)
+    place.copy_(torch.empty(0, dtype=torch.uint8).set_(members[0].untyped_storage()))
+    for tensor in members:
+        view = torch.empty(0, dtype=tensor.dtype)
+        view.set_(place.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        tensor.data = view
+
+
+def share_module(module):
+    """Moves all parameters and buffers of `module` into shared memory, in place.
+
+    Optional: a compiled model does it for the tensors of a graph at its first call. Doing it right after
+    loading avoids holding them twice. Returns the module.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    share_tensors([tensor for tensor in tensors if not tensor.is_meta])
+    return module
+
+
+# ---- handles -----------------------------------------------------------------------------------
+
+
+_nothing = None
+
+
+def _empty_mapping():
+    """Where tensors without elements are imported from."""
+    global _nothing
+    if _nothing is None:
+        _nothing = _create(_ALIGN)
+    return _nothing
+
+
+def import_handles(connection, tensors, names, kinds):
+    """Tensor handles on `connection`, imported where new. All tensors must be shared or empty.
+
+    Args: parallel lists; kinds are _abi.TENSOR_*.
+    """
+    with _lock:
+        handles = [None] * len(tensors)
+        missing = {}  # (mapping key, kind) -> (mapping, {spec key: (spec, [positions])})
+        for i, tensor in enumerate(tensors):
+            mapping, offset = locate(tensor) or (_empty_mapping(), 0)
+            sizes, strides = tuple(tensor.shape), tensor.stride()
+            key = (kinds[i], offset, tensor.storage_offset(), tensor.dtype, sizes, strides)
+            known = connection.imports.get(mapping.key)
+            if known is None:
+                known = connection.imports[mapping.key] = {}
+                weakref.finalize(mapping, _forget, weakref.ref(connection), mapping.key).atexit = False
+            if key in known:
+                handles[i] = known[key]
+                continue
+            _, fresh = missing.setdefault((mapping.key, kinds[i]), (mapping, {}))
+            if key not in fresh:
+                fresh[key] = (_import_spec(names[i], tensor, sizes, strides, offset), [])
+            fresh[key][1].append(i)
+        for (mapping_key, kind), (mapping, fresh) in missing.items():
+            specs = [spec for spec, _ in fresh.values()]
+            made = connection.library.tensor_import(connection.handle, mapping.fd, kind, specs)
+            for (key, (_, positions)), handle in zip(fresh.items(), made):
+                connection.imports[mapping_key][key] = handle
+                for i in positions:
+                    handles[i] = handle
+        return handles
+
+
+def _import_spec(name, tensor, sizes, strides, offset):
+    return tensor_spec(name, tensor.dtype, sizes, strides or contiguous_strides(sizes), offset)
+
+
+def _forget(connection, mapping_key):
+    """The last tensor of a mapping is gone: its handles may go too."""
+    connection = connection()
+    if connection is not None:
+        connection.garbage.extend(connection.imports.pop(mapping_key, {}).values())
+
+
+def replicate(connection, handles, devices):
+    """Makes replicas of constants as the option says: "home", "all" or a list of device names."""
+    if devices == "home":
+        return
+    if devices != "all" and (isinstance(devices, str) or not all(isinstance(d, str) for d in devices)):
+        raise InvalidArgument(f'replicate must be "all", "home" or a list of devices, not {devices!r}')
+    names = () if devices == "all" else tuple(devices)
+    fresh = [handle for handle in handles if (handle, names) not in connection.replicated]
+    if fresh and (connection.limits.device_count > 1 or names):
+        connection.library.tensor_replicate(connection.handle, fresh, names)
+        connection.replicated.update((handle, names) for handle in fresh)
+
+
+TENSOR_KINDS = (_abi.TENSOR_CONSTANT, _abi.TENSOR_MUTABLE)
