@@ -19,9 +19,8 @@ import weakref
 
 import torch
 
-from . import _abi
 from .errors import InvalidArgument, Unsupported
-from .tensors import contiguous_strides, tensor_spec
+from .tensors import contiguous_strides, extent, tensor_spec
 
 _ALIGN = 64
 _MFD_NOEXEC_SEAL = 0x8
@@ -45,7 +44,7 @@ _next_key = 0
 
 
 def _create(nbytes):
-    global _next_key
+    global _next_key, _bases
     nbytes = max(_ALIGN, nbytes)
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
@@ -61,8 +60,7 @@ def _create(nbytes):
     mapping.fd, mapping.nbytes, mapping.key = fd, nbytes, _next_key
     mapping.base = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
     _mappings[mapping.base] = mapping
-    del _bases[: len(_bases)]
-    _bases.extend(sorted(_mappings.keys()))
+    _bases = sorted(_mappings.keys())  # a new list: readers take no lock
     return mapping
 
 
@@ -90,7 +88,7 @@ def share_tensors(tensors):
     with _lock:
         groups = {}
         for tensor in tensors:
-            if hasattr(tensor, "_slice_managed") or tensor.untyped_storage().nbytes() == 0:
+            if hasattr(tensor, "_slice_managed") or tensor.numel() == 0:
                 continue
             if tensor.device.type != "cpu" or tensor.layout != torch.strided:
                 raise Unsupported(
@@ -100,27 +98,49 @@ def share_tensors(tensors):
             if locate(tensor) is None:
                 members = groups.setdefault(tensor.untyped_storage()._cdata, {})
                 members[id(tensor)] = tensor
-        if not groups:
-            return
-        members_of = list(groups.values())
+        regions = [region for members in groups.values() for region in _regions(list(members.values()))]
         del groups
-        sizes = [next(iter(members.values())).untyped_storage().nbytes() for members in members_of]
-        mapping = _create(sum(map(_round, sizes)))
+        if not regions:
+            return
+        mapping = _create(sum(_round(end - begin) for begin, end, _ in regions))
         offset = 0
         with torch.inference_mode(False), torch.no_grad():
-            for i, nbytes in enumerate(sizes):
-                _move(list(members_of[i].values()), mapping, offset, nbytes)
-                members_of[i] = None
-                offset += _round(nbytes)
+            for i, (begin, end, members) in enumerate(regions):
+                _move(members, mapping, offset, begin, end)
+                regions[i] = None
+                offset += _round(end - begin)
 
 
-def _move(members, mapping, offset, nbytes):
-    """Copies the one storage of `members` to `offset` and re-points them."""
-    place = torch.frombuffer(mapping, dtype=torch.uint8, offset=offset, count=nbytes)
-    place.copy_(torch.empty(0, dtype=torch.uint8).set_(members[0].untyped_storage()))
+def _regions(members):
+    """Tensors of one storage -> [(first byte, end byte, tensors)], overlapping ones together.
+
+    Ties and overlapping views keep one place; views that do not touch (a fused weight cut in pieces) each get
+    their own, so that their storage offsets become 0.
+    """
+    spans = []
     for tensor in members:
+        begin = tensor.storage_offset() * tensor.element_size()
+        spans.append((begin, begin + extent(tensor.shape, tensor.stride()) * tensor.element_size(), tensor))
+    spans.sort(key=lambda span: span[:2])
+    regions = []
+    for begin, end, tensor in spans:
+        if regions and begin < regions[-1][1]:
+            first, last, together = regions[-1]
+            regions[-1] = (first, max(last, end), [*together, tensor])
+        else:
+            regions.append((begin, end, [tensor]))
+    return regions
+
+
+def _move(members, mapping, offset, begin, end):
+    """Copies bytes [begin, end) of the members' one storage to `offset` and re-points them."""
+    place = torch.frombuffer(mapping, dtype=torch.uint8, offset=offset, count=end - begin)
+    source = torch.empty(0, dtype=torch.uint8).set_(members[0].untyped_storage())
+    place.copy_(source[begin:end])
+    for tensor in members:
+        shift = tensor.storage_offset() - begin // tensor.element_size()
         view = torch.empty(0, dtype=tensor.dtype)
-        view.set_(place.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        view.set_(place.untyped_storage(), shift, tensor.size(), tensor.stride())
         tensor.data = view
 
 
@@ -205,5 +225,3 @@ def replicate(connection, handles, devices):
         connection.library.tensor_replicate(connection.handle, fresh, names)
         connection.replicated.update((handle, names) for handle in fresh)
 
-
-TENSOR_KINDS = (_abi.TENSOR_CONSTANT, _abi.TENSOR_MUTABLE)
