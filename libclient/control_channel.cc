@@ -1,0 +1,231 @@
+#include "libclient/control_channel.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include "common/clock.h"
+#include "common/wire/control.h"
+
+namespace slice::client {
+namespace {
+
+constexpr int kStatusMax = SLICE_ERR_TIMEOUT;
+
+timespec ToTimespec(DurationNs duration) {
+  return {.tv_sec = duration / kSecond, .tv_nsec = duration % kSecond};
+}
+
+const char* ConnectAdvice(int errno_value) {
+  switch (errno_value) {
+    case EACCES:
+    case EPERM:
+      return "this user may not use the socket: ask to be admitted to its group";
+    case EAGAIN:
+      return "sliced runs but does not accept connections: see its log";
+    default:
+      return "is sliced running? start it with `sliced --config FILE`, or set SLICE_SOCKET to its "
+             "socket";
+  }
+}
+
+}  // namespace
+
+std::string ResolveSocketPath(const char* option) {
+  if (option != nullptr && *option != '\0') return option;
+  const char* from_environment = std::getenv(wire::kSocketEnvironment);
+  if (from_environment != nullptr && *from_environment != '\0') return from_environment;
+  return wire::kDefaultSocketPath;
+}
+
+Result<std::unique_ptr<ControlChannel>> ControlChannel::Connect(const std::string& path,
+                                                                DurationNs timeout) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    return Error(StatusCode::kInvalid,
+                 "socket path '%s' has %zu bytes, at most %zu fit: use a shorter path",
+                 path.c_str(), path.size(), sizeof address.sun_path - 1);
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket.valid())
+    return ErrnoError(StatusCode::kNoMemory, errno, "cannot make a socket for '%s'", path.c_str());
+  // Bounds connect (a full backlog) and sendmsg (a daemon that does not read).
+  const timeval limit{.tv_sec = std::max<DurationNs>(1, timeout / kSecond), .tv_usec = 0};
+  if (::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0) {
+    return ErrnoError(StatusCode::kInternal, errno, "cannot limit the time to send on '%s'",
+                      path.c_str());
+  }
+  int rc = 0;
+  do {
+    rc = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  } while (rc != 0 && errno == EINTR);
+  if (rc != 0 && errno != EISCONN) {
+    const int error = errno;
+    return Error(StatusCode::kDaemonLost, "cannot connect to sliced at '%s': %s (errno %d): %s",
+                 path.c_str(), std::strerror(error), error, ConnectAdvice(error));
+  }
+  return std::unique_ptr<ControlChannel>(new ControlChannel(std::move(socket), path));
+}
+
+Status ControlChannel::LostStatus() const {
+  return Error(StatusCode::kDaemonLost,
+               "connection to sliced at '%s' is gone: the daemon stopped or ended this session "
+               "(its log says why); what "
+               "was in flight is lost; start it with `sliced --config FILE` if it is not running "
+               "and open a new session",
+               path_.c_str());
+}
+
+bool ControlChannel::HungUp() const {
+  pollfd item{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
+  return ::poll(&item, 1, 0) > 0;
+}
+
+Status ControlChannel::Break(Status status) {
+  broken_status_ = status;
+  broken_.store(true, std::memory_order_release);
+  Shutdown();
+  return status;
+}
+
+void ControlChannel::Shutdown() { ::shutdown(socket_.get(), SHUT_RDWR); }
+
+Result<proto::Reply> ControlChannel::Call(proto::Request request, std::span<const int> fds,
+                                          std::vector<Fd>* reply_fds, DurationNs timeout) {
+  const TimeNs deadline_ns = MonotonicNow() + timeout;
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!lock.try_lock_for(std::chrono::nanoseconds(timeout))) {
+    return Error(StatusCode::kTimeout, "another request on '%s' took longer than %lld ms",
+                 path_.c_str(), static_cast<long long>(timeout / kMillisecond));
+  }
+  if (broken()) return broken_status_;
+  request.set_id(next_id_++);
+  const std::string bytes = request.SerializeAsString();
+  if (bytes.size() > wire::kControlMessageBytesMax || fds.size() > wire::kControlFdsMax) {
+    return Error(StatusCode::kInvalid,
+                 "request of %zu bytes and %zu descriptors: at most %zu bytes and %zu descriptors "
+                 "fit in one message; "
+                 "split the call",
+                 bytes.size(), fds.size(), wire::kControlMessageBytesMax, wire::kControlFdsMax);
+  }
+  SLICE_RETURN_IF_ERROR(Send(bytes, fds, deadline_ns));
+  for (;;) {
+    proto::Reply reply;
+    std::vector<Fd> received;
+    SLICE_RETURN_IF_ERROR(Receive(deadline_ns, &reply, &received));
+    if (reply.id() < request.id()) continue;  // late answer to a call that timed out
+    if (reply.id() > request.id() || reply.status() < 0 || reply.status() > kStatusMax) {
+      return Break(Error(StatusCode::kProtocol,
+                         "sliced at '%s' answered request %llu with id %llu and status %d: session "
+                         "closed; are client and "
+                         "daemon of one release?",
+                         path_.c_str(), static_cast<unsigned long long>(request.id()),
+                         static_cast<unsigned long long>(reply.id()), reply.status()));
+    }
+    if (reply.status() != SLICE_OK) {
+      return Status(static_cast<StatusCode>(reply.status()),
+                    reply.text().empty() ? "refused by sliced without a text (its log may say more)"
+                                         : reply.text());
+    }
+    if (reply_fds != nullptr) *reply_fds = std::move(received);
+    return reply;
+  }
+}
+
+Status ControlChannel::Send(const std::string& bytes, std::span<const int> fds,
+                            TimeNs deadline_ns) {
+  iovec part{.iov_base = const_cast<char*>(bytes.data()), .iov_len = bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * wire::kControlFdsMax)> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  }
+  for (;;) {
+    if (::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) >= 0) return Status::Ok();
+    const int error = errno;
+    if (error == EINTR && MonotonicNow() < deadline_ns) continue;
+    if (error == EAGAIN || error == EINTR) {
+      return Error(StatusCode::kTimeout, "sliced at '%s' does not read its socket: see its log",
+                   path_.c_str());
+    }
+    if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) return Break(LostStatus());
+    return ErrnoError(error == EBADF ? StatusCode::kInvalid : StatusCode::kInternal, error,
+                      "cannot send %zu bytes and %zu descriptors to '%s'", bytes.size(), fds.size(),
+                      path_.c_str());
+  }
+}
+
+Status ControlChannel::Receive(TimeNs deadline_ns, proto::Reply* reply, std::vector<Fd>* fds) {
+  std::vector<char> buffer(wire::kControlMessageBytesMax);
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * wire::kControlFdsMax)> control{};
+  iovec part{.iov_base = buffer.data(), .iov_len = buffer.size()};
+  msghdr message{};
+  ssize_t got = 0;
+  bool was_reset = false;
+  for (;;) {
+    message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got > 0) break;
+    if (got == 0) return Break(LostStatus());
+    const int error = errno;
+    if (error == EINTR) continue;
+    if (error == ECONNRESET && !was_reset) {  // reported once, before replies that are still queued
+      was_reset = true;
+      continue;
+    }
+    if (error != EAGAIN) return Break(LostStatus());
+    const DurationNs left = deadline_ns - MonotonicNow();
+    if (left <= 0) {
+      return Error(StatusCode::kTimeout,
+                   "sliced at '%s' did not answer in time: see its log, or try again",
+                   path_.c_str());
+    }
+    pollfd item{.fd = socket_.get(), .events = POLLIN | POLLRDHUP, .revents = 0};
+    const timespec wait = ToTimespec(left);
+    ::ppoll(&item, 1, &wait, nullptr);
+  }
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
+      fds->emplace_back(fd);
+    }
+  }
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+      !reply->ParseFromArray(buffer.data(), static_cast<int>(got))) {
+    return Break(Error(StatusCode::kProtocol,
+                       "sliced at '%s' sent %zd bytes that are no Reply%s: session closed; are "
+                       "client and daemon of one "
+                       "release?",
+                       path_.c_str(), got,
+                       (message.msg_flags & MSG_CTRUNC) != 0 ? " (too many descriptors)" : ""));
+  }
+  return Status::Ok();
+}
+
+}  // namespace slice::client
