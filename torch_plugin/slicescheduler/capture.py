@@ -42,11 +42,11 @@ class CapturedGraph:
       input_sources: Dynamo's source text of each graph argument, in the order of the arguments.
       extra_inputs: [(name, tensor)] constants of the graph too big for the template. They are the last
         entries of template.inputs and are bound once; they are no graph arguments.
-      example_inputs: the arguments of the call that caused the capture (weak in spirit: drop them after use).
+      example_inputs: the arguments of the call that caused the capture; None after on_graph has returned.
       reinplace_report, capture_seconds: for logs.
     """
 
-    def __init__(self, serialized, input_sources, example_inputs, output_tensors, report, capture_seconds):
+    def __init__(self, serialized, input_sources, example_inputs, report, capture_seconds):
         self.template = serialized.template
         self.template_bytes = self.template.SerializeToString(deterministic=True)
         self.input_sources = tuple(input_sources)
@@ -55,10 +55,7 @@ class CapturedGraph:
         self.reinplace_report = report
         self.capture_seconds = capture_seconds
         self._bind = _compile_binding(self.template, len(self.input_sources))
-        self._output_metas = [
-            _result_meta(self.template, out, tensor) for out, tensor in zip(self.template.outputs, output_tensors)
-        ]
-        self._layout_of = _compile_layouts(self._output_metas)
+        self._layout_of = _compile_layouts(_output_metas(serialized))
         self._integers = _compile_integers(self.template)
         self._layout_cache = (None, None)
 
@@ -88,15 +85,15 @@ class CapturedGraph:
 
     def input_metas(self, symbols):
         """Symbol values -> per template input (dtype, sizes, strides), or the int of a SYMBOL input. Slow path."""
-        function = compile_expressions
         described = []
         for entry in self.template.inputs:
             if entry.kind == pb.Input.SYMBOL:
-                described.append(function([entry.expr])(symbols)[0])
+                described.append(compile_expressions([entry.expr])(symbols)[0])
                 continue
             meta = self.template.values[entry.value].meta
             dtype = serializer.dtype_from_proto(meta.dtype)
-            described.append((dtype, function(meta.sizes)(symbols), function(meta.strides)(symbols)))
+            sizes, strides = compile_expressions(meta.sizes), compile_expressions(meta.strides)
+            described.append((dtype, sizes(symbols), strides(symbols)))
         return described
 
 
@@ -149,11 +146,15 @@ def _compile_binding(template, argument_count):
     return eval(f"lambda a: ({body})", {"__builtins__": {}, "int": int})  # noqa: S307
 
 
-def _result_meta(template, out, tensor):
-    """TensorMeta of one output or None. Alias outputs carry the meta of the view the caller makes."""
-    if not isinstance(tensor, pb.TensorMeta):
-        return template.values[out.value].meta if out.WhichOneof("kind") == "value" else None
-    return tensor
+def _output_metas(serialized):
+    """TensorMeta of each output, None for integers and none. Alias outputs: the view the caller makes."""
+    metas = []
+    for i, out in enumerate(serialized.template.outputs):
+        if out.WhichOneof("kind") == "value":
+            metas.append(serialized.template.values[out.value].meta)
+        else:
+            metas.append(serialized.alias_metas.get(i))
+    return metas
 
 
 def _compile_layouts(metas):
@@ -210,6 +211,7 @@ def capture_backend(on_graph, kind_of=None):
         def compile_inference(aot_module, _fake_inputs):
             captured = _capture(aot_module, sources, list(example_inputs), kind_of)
             run = on_graph(captured)
+            captured.example_inputs = None  # they would keep the caller's tensors alive
 
             def call(args):
                 arguments = list(args)
@@ -252,6 +254,7 @@ def _capture(aot_module, sources, example_inputs, kind_of):
     placeholders = [node for node in aot_module.graph.nodes if node.op == "placeholder"]
     _check_order(placeholders, sources, example_inputs)
     aliases = _output_aliases(metadata, len(output.args[0]))
+    reinplace_pass.initialize_empty(aot_module)
     report = reinplace_pass.reinplace(aot_module, {i for i, alias in enumerate(aliases) if alias is not None})
     serialized = serializer.serialize(
         aot_module,
@@ -263,9 +266,7 @@ def _capture(aot_module, sources, example_inputs, kind_of):
         range_of=_range_function(context, placeholders),
         metadata=_metadata(aot_module, placeholders),
     )
-    alias_metas = [serialized.alias_metas.get(i) for i in range(len(aliases))]
-    seconds = time.perf_counter() - started
-    return CapturedGraph(serialized, sources, example_inputs, alias_metas, report, seconds)
+    return CapturedGraph(serialized, sources, example_inputs, report, time.perf_counter() - started)
 
 
 def _check_order(placeholders, sources, example_inputs):

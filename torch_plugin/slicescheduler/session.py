@@ -70,7 +70,7 @@ def buffer_class(capacity):
     found = _buffer_classes.get(capacity)
     if found is None:
         base = ctypes.c_char * capacity
-        found = _buffer_classes[capacity] = type("ResultBuffer", (_ResultBuffer, base), {"_type_": ctypes.c_char, "_length_": capacity})
+        found = _buffer_classes[capacity] = type("ResultBuffer", (_ResultBuffer, base), {})
     return found
 
 
@@ -224,21 +224,24 @@ class Session:
         """Path of the daemon's socket that this session uses."""
         return self.socket or os.environ.get("SLICE_SOCKET") or _abi.DEFAULT_SOCKET
 
-    def connection(self):
-        """The live Connection, opened if need be. Blocks: until the daemon answers.
+    def connection(self, patience_seconds=None):
+        """The live Connection, opened if need be.
+
+        Blocks: until the daemon answers; after a loss up to `patience_seconds` for it to come back (None:
+        RECONNECT_SECONDS).
 
         Errors: DaemonUnavailable, VersionMismatch, Quota; InvalidArgument in a forked child.
         """
         connection = self._connection
         if connection is not None and connection.alive and connection.fork_count == _fork_count:
             return connection
-        return self._open()
+        return self._open(patience_seconds)
 
     def limits(self):
         """The limits in force (`_abi.SessionLimits`)."""
         return self.connection().limits
 
-    def _open(self):
+    def _open(self, patience_seconds=None):
         if self._fork_count != _fork_count:
             raise InvalidArgument(
                 "this session belongs to the parent process: after fork() open a new one in the child with "
@@ -250,14 +253,14 @@ class Session:
                 raise InvalidArgument("the session is closed", status=_abi.ERR_INVALID)
             if self._connection is None or not self._connection.alive:
                 self._connection = None
-                connection = self._connect()
+                connection = self._connect(patience_seconds)
                 for group in list(self._managed):
                     group.attach(connection)
                 self._connection = connection
                 self._opened_before = True
             return self._connection
 
-    def _connect(self):
+    def _connect(self, patience_seconds):
         options = _abi.SessionOptions(
             socket_path=self.socket.encode() if self.socket else None,
             name=self.name.encode() if self.name else None,
@@ -266,7 +269,8 @@ class Session:
             arena_bytes=self.arena_bytes,
             home_device=self.home_device.encode() if self.home_device else None,
         )
-        end = time.monotonic() + (RECONNECT_SECONDS if self._opened_before else 0)
+        patience = RECONNECT_SECONDS if patience_seconds is None else patience_seconds
+        end = time.monotonic() + (patience if self._opened_before else 0)
         pause = 0.02
         while True:
             try:
@@ -392,6 +396,10 @@ class ManagedGroup:
         self.handles = handles
         self._connection = connection
         self.position = {id(tensor): i for i, tensor in enumerate(self.tensors)}
+
+    def handle_of(self, tensor):
+        """The present handle of one of `tensors`."""
+        return self.handles[self.position[id(tensor)]]
 
     def current(self, action):
         """Runs `action(connection, handles)` on live handles. Errors: StateLost, SliceError."""

@@ -12,17 +12,9 @@ import math
 import torch
 
 from . import _abi
+from .capture import contiguous_strides
 from .errors import Unsupported
 from .serialize import dtype_to_proto
-
-
-def contiguous_strides(sizes):
-    """Row-major strides in elements, as torch computes them."""
-    strides, stride = [], 1
-    for size in reversed(sizes):
-        strides.append(stride)
-        stride *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def extent(sizes, strides):
@@ -85,7 +77,7 @@ class _ManagedBuffer:
 
 @functools.lru_cache(maxsize=256)
 def _managed_class(nbytes):
-    return type("ManagedBuffer", (_ManagedBuffer, ctypes.c_char * nbytes), {"_type_": ctypes.c_char, "_length_": nbytes})
+    return type("ManagedBuffer", (_ManagedBuffer, ctypes.c_char * nbytes), {})
 
 
 def managed_view(connection, handle, address, spec):

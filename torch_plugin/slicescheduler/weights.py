@@ -20,7 +20,7 @@ import weakref
 import torch
 
 from .errors import InvalidArgument, Unsupported
-from .tensors import contiguous_strides, extent, tensor_spec
+from .tensors import extent, tensor_spec
 
 _ALIGN = 64
 _MFD_NOEXEC_SEAL = 0x8
@@ -190,7 +190,7 @@ def import_handles(connection, tensors, names, kinds):
                 continue
             _, fresh = missing.setdefault((mapping.key, kinds[i]), (mapping, {}))
             if key not in fresh:
-                fresh[key] = (_import_spec(names[i], tensor, sizes, strides, offset), [])
+                fresh[key] = (tensor_spec(names[i], tensor.dtype, sizes, strides, offset), [])
             fresh[key][1].append(i)
         for (mapping_key, kind), (mapping, fresh) in missing.items():
             specs = [spec for spec, _ in fresh.values()]
@@ -200,10 +200,6 @@ def import_handles(connection, tensors, names, kinds):
                 for i in positions:
                     handles[i] = handle
         return handles
-
-
-def _import_spec(name, tensor, sizes, strides, offset):
-    return tensor_spec(name, tensor.dtype, sizes, strides or contiguous_strides(sizes), offset)
 
 
 def _forget(connection, mapping_key):

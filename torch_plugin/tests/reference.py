@@ -30,6 +30,7 @@ class Reference:
         self.operators = [_resolve(name) for name in self.template.operators]
         self.calls = 0
         self.stride_differences = collections.Counter()
+        self.peaks = {}  # group index -> (peak bytes of the interior in the last call, declared bytes)
 
     def __call__(self, args):
         template = self.template
@@ -40,8 +41,9 @@ class Reference:
                 raise Mismatch(f"{symbol.name} = {value} outside [{symbol.min}, {symbol.max}]")
         frame = self._bind(list(args) + [tensor for _, tensor in self.captured.extra_inputs], symbols)
         with torch.inference_mode():
-            for group in template.groups:
-                self._run_group(group, frame, symbols)
+            for index, group in enumerate(template.groups):
+                peak = self._run_group(group, frame, symbols)
+                self.peaks[index] = (peak, evaluate(group.workspace_bytes, symbols))
         return self._results(frame, args, symbols)
 
     def _bind(self, args, symbols):
@@ -64,11 +66,25 @@ class Reference:
         return frame
 
     def _run_group(self, group, frame, symbols):
+        """Runs one group; returns the peak bytes of the storages that live and die inside it."""
+        nodes = self.template.nodes[group.first_node : group.first_node + group.node_count]
         visible = {index: frame[index] for index in group.inputs}
-        for node in self.template.nodes[group.first_node : group.first_node + group.node_count]:
+        last_use = {index: i for i, node in enumerate(nodes) for index in (*_values_of(node), *node.outputs)}
+        foreign = {_storage(tensor) for tensor in visible.values()}
+        kept, moments = [], []  # kept: so that no storage's address is used twice
+        for i, node in enumerate(nodes):
             self._run_node(node, visible, symbols)
+            kept.extend(visible[v] for v in node.outputs if v in visible)
+            moments.append({_storage(tensor): tensor.untyped_storage().nbytes() for tensor in visible.values()})
+            for index in [v for v in visible if last_use.get(v) == i and v not in group.outputs]:
+                del visible[index]
         for index in group.outputs:
             frame[index] = visible[index]
+        other = foreign | {_storage(visible[index]) for index in group.outputs}
+        return max(
+            sum(-(-size // 64) * 64 for storage, size in moment.items() if storage not in other)
+            for moment in moments
+        )
 
     def _run_node(self, node, frame, symbols):
         overload = self.operators[node.operator_index]
@@ -144,6 +160,20 @@ class Reference:
                 )
                 results.append(slot.copy_(frame[out.value]))
         return results
+
+
+def _values_of(node):
+    """Values that a template node uses."""
+    for argument in node.args:
+        kind = argument.WhichOneof("kind")
+        if kind == "value":
+            yield argument.value
+        elif kind == "values":
+            yield from (index for index in argument.values.value if index >= 0)
+
+
+def _storage(tensor):
+    return tensor.untyped_storage()._cdata
 
 
 def _resolve(name):

@@ -177,10 +177,9 @@ def test_Edge_long_program_without_modules_stays_one_group():
     assert template.groups[0].name == "graph"
 
 
-def test_Edge_integers_constants_and_none_among_the_outputs():
-    big = torch.arange(20000)
-
+def test_Edge_integers_and_constants_among_the_outputs():
     def mixed(x):
+        big = torch.tensor([1.0] * 20000)
         return x * 2, x.shape[0] * 3 + 1, x + torch.tensor([1.0, 2.0]), big[: x.shape[0]] + 1
 
     recorder = programs.Recorder(run=Reference)
@@ -191,8 +190,23 @@ def test_Edge_integers_constants_and_none_among_the_outputs():
         got, expected = compiled(x), mixed(x)
     assert got[1] == expected[1] == 22
     assert all(torch.equal(got[i], expected[i]) for i in (0, 2, 3))
-    template = recorder.captured[0].template
-    assert all(len(constant.data) <= 64 * 1024 for constant in template.constants)
+    (captured,) = recorder.captured
+    assert [len(constant.data) for constant in captured.template.constants] == [8]
+    ((name, tensor),) = captured.extra_inputs
+    assert tensor.shape == (20000,) and type(tensor) is torch.Tensor
+    assert captured.template.inputs[-1].name == name
+    assert captured.template.inputs[-1].kind == pb.Input.STATIC_CONSTANT
+    assert len(captured.template.inputs) == captured.argument_count + 1
+
+
+def test_Edge_uninitialized_memory_becomes_zeros():
+    def program(x):
+        order = torch.empty_like(x)
+        order[torch.tensor([2, 0, 1])] = x
+        return order
+
+    template = capture(program, torch.randn(3))
+    assert "aten::zeros_like" in template.operators
 
 
 def test_Happy_samples_cover_the_ranges():

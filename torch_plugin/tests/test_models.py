@@ -64,6 +64,9 @@ def test_Happy_llama_prefill_and_decode_equal_eager(llama):
         assert torch.equal(a.cumulative_length, b.cumulative_length)
     assert [run.calls for run in interpreters] == [5, 30]
     assert not any(run.stride_differences for run in interpreters)
+    for run in interpreters:
+        for peak, declared in run.peaks.values():
+            assert peak <= declared <= peak * 1.1 + 2048
 
 
 def test_Happy_llama_layers_share_one_signature(llama):
