@@ -26,54 +26,85 @@ struct Prediction {
 };
 
 // Levels: robust running mean of the exact (signature, flops, bytes); linear fit over (1, flops, bytes) per signature by
-// recursive least squares with relative weights, forgetting and clipping; roofline prior.
+// recursive least squares with relative weights, forgetting and clipping; roofline prior. The linear level answers only
+// inside a factor of four of the prior scaled by the signature's typical ratio to it, so it cannot run away.
+// Once warm (kWarm samples of a shape), one sample moves the mean by at most kStepMax; kSurprisesMax samples in a row far
+// off on the same side are a step change and are believed at once.
 class OpEstimator {
  public:
+  static constexpr uint32_t kWarm = 5;
+  static constexpr uint32_t kSurprisesMax = 5;
+  static constexpr double kStepMax = 0.04;
+  static constexpr size_t kShapesMax = 256;         // per signature and device kind
+  static constexpr size_t kSignaturesMax = 16'384;
+
   // Roofline prior of a CPU core: 2e10 flop/s, 8e9 byte/s.
   OpEstimator(double flops_per_second, double bytes_per_second);
   Prediction Predict(const OpFeatures& features) const;
-  // Ignores non-positive durations. Bounded: oldest exact shapes are dropped beyond shapes_max.
+  // Ignores non-positive durations. Bounded: the shape, or signature, not seen for longest is dropped.
   void Observe(const OpFeatures& features, DurationNs duration);
-  size_t signature_count() const { return signatures_.size(); }
+  size_t signature_count() const { return signatures_.size(); }  // by device kind
 
  private:
   struct Exact {
     double mean = 0;
-    double deviation = 0;
+    double deviation = 0;              // mean absolute
+    std::array<float, 5> recent{};     // ring of the last samples: the median starts it, and starts it again after a step
     uint32_t samples = 0;
-    uint32_t surprises = 0;     // outliers in a row: a step change is believed after a few
+    int32_t surprises = 0;             // in a row; the sign is the side
     uint64_t last_use = 0;
   };
   struct Linear {
-    std::array<double, 3> weights{};
+    std::array<double, 3> weights{};   // ns over (1, flops / 1e6, bytes / 1e6)
     std::array<double, 9> covariance{};
+    double ratio = 1;                  // typical duration / prior
+    double error = 0.5;                // mean relative
     uint32_t samples = 0;
+    int32_t surprises = 0;
   };
   struct Signature {
     Linear linear;
     std::unordered_map<uint64_t, Exact> shapes;
+    uint32_t shapes_seen = 0;
+    uint64_t last_use = 0;
   };
+  double Prior(const OpFeatures& features) const;
+  double LinearNs(const Signature& signature, const OpFeatures& features) const;
+  void ObserveExact(Exact* exact, double sample);
+  void ObserveLinear(Signature* signature, const OpFeatures& features, double sample);
+
   double flops_per_second_;
   double bytes_per_second_;
   uint64_t clock_ = 0;
   std::unordered_map<uint64_t, Signature> signatures_;
 };
 
-// Per ordered pair of domains: duration = max over two segments of latency + bytes / bandwidth.
+// Per ordered pair of domains: latency + bytes / bandwidth, in two segments by size (latency rules the small, bandwidth
+// the large), each a robust line. Never smaller for a large transfer than for one at the split.
 class TransferEstimator {
  public:
+  static constexpr int64_t kSplitBytes = 256 * 1024;
+  static constexpr double kLatencyNsPrior = 20'000;
+  static constexpr double kNsPerBytePrior = 0.25;   // 4 GB/s
+
   explicit TransferEstimator(size_t domain_count);
+  // > 0, except 0 within a domain. Domains out of range: the prior.
   DurationNs Predict(DomainIndex source, DomainIndex destination, int64_t bytes) const;
+  // Ignores non-positive durations, negative sizes and unknown domains.
   void Observe(DomainIndex source, DomainIndex destination, int64_t bytes, DurationNs duration);
 
  private:
   struct Segment {
-    double latency_ns = 0;
-    double ns_per_byte = 0;
+    double latency_ns = kLatencyNsPrior;
+    double ns_per_byte = kNsPerBytePrior;
+    std::array<double, 3> covariance{};  // symmetric 2 x 2 over (1, bytes / split): 00, 01, 11
     uint32_t samples = 0;
+    int32_t surprises = 0;
+    double Ns(double bytes) const { return latency_ns + bytes * ns_per_byte; }
+    void Observe(double bytes, double sample);
   };
   struct Link {
-    Segment small, large;       // split at 256 KiB
+    Segment small, large;
   };
   size_t domain_count_;
   std::vector<Link> links_;
@@ -83,21 +114,28 @@ class TransferEstimator {
 // probability that a next step comes. Log-bucketed, decaying histogram.
 class GapEstimator {
  public:
+  static constexpr size_t kServicesMax = 16'384;
+  static constexpr DurationNs kUnknownP90 = 2 * kMillisecond;
+
   struct Gap {
     DurationNs p10 = 0, p90 = 0;
     double continues = 1.0;     // probability of a next step
     bool known = false;         // false until some samples are there: assume p10 0, p90 2 ms
   };
   Gap Predict(uint64_t service) const;
-  void ObserveNext(uint64_t service, DurationNs gap);
+  void ObserveNext(uint64_t service, DurationNs gap);  // negative gaps count as 0
   void ObserveEnd(uint64_t service);   // sequence closed without another step
+  void Forget(uint64_t service) { services_.erase(service); }
 
  private:
   struct Histogram {
-    std::array<float, 64> buckets{};   // quarter-octaves from 1 us
+    std::array<float, 64> buckets{};   // quarter-octaves from 1 us; the last one is open
     float total = 0;
     float ends = 0;
+    uint64_t last_use = 0;
   };
+  Histogram* Touch(uint64_t service);
+  uint64_t clock_ = 0;
   std::unordered_map<uint64_t, Histogram> services_;
 };
 

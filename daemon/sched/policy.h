@@ -22,7 +22,7 @@ struct OrderKey {
   ServiceClass service_class = ServiceClass::kOffline;
   int32_t priority = 0;
   bool late = false;
-  int64_t slack_bucket = 0;
+  int64_t slack_bucket = 0;    // of the latest start that meets the deadline: keys of different `now` compare
   TimeNs arrival = 0;
   uint64_t creation = 0;
 };
@@ -49,7 +49,8 @@ struct CandidateScore {        // what slicectl explain shows; levels compared i
 
 struct Decision {
   bool placed = false;
-  DeviceIndex device = kNoDevice;    // for the whole batch
+  DeviceIndex device = kNoDevice;    // for the first op_count ops of the batch
+  uint32_t op_count = 0;             // the whole batch, unless no single device may run all of it
   TimeNs retry_at = kNever;          // deferred: when to look again (an event may come first)
   TimeNs predicted_finish = kNever;  // of the batch
   std::vector<CandidateScore> candidates;

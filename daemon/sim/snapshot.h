@@ -62,6 +62,8 @@ struct SnapTensor {
   bool managed = false;          // exclusive when written; moves instead of copying
   bool pinned = false;           // may not leave `resident` (imported mutable); a constant without a replica elsewhere
   uint32_t consumers = 0;        // ops of the window that read it
+  uint32_t instance = kNone;     // of an activation: its bytes are given back after the last consumer. kNone: retained
+  uint64_t slots = 0;            // retained: domains where its bytes are held even while it is elsewhere (home slot)
 };
 
 struct SnapTransfer {            // in flight: admitted or waiting
@@ -78,6 +80,10 @@ struct SnapInstance {
   TimeNs deadline = kNever;      // of its sequence
   DurationNs rest_of_sequence = 0;  // predicted work after this instance (expected further steps)
   uint32_t tenant = 0;
+  uint64_t reserved_domains = 0;  // its reservation holds what its ops make there: nothing comes out of free_bytes
+  // Online, sequence open: when its last op of the window ends, a phantom opens on that device, from end + gap_p10 until
+  // end + gap_p90 (quantiles of its service's gap). 0/0 = no next step expected.
+  DurationNs gap_p10 = 0, gap_p90 = 0;
 };
 
 struct Snapshot {
@@ -90,7 +96,10 @@ struct Snapshot {
   std::vector<SnapTransfer> transfers;
   std::vector<OpIndex> edges;
   std::vector<TensorIndex> uses;
-  void Clear();
+  std::vector<double> kind_scale;  // duration on a device kind / duration on kind 0; kinds beyond its end: 1
+  // Offline ops longer than this go to devices without online tenants, if one is allowed (scheduling.md section 6).
+  DurationNs offline_op_max = kNever;
+  void Clear();                    // keeps the capacity
 };
 
 }  // namespace slice::sim
