@@ -1,0 +1,323 @@
+"""Happy and edge paths of running graphs: binding, inputs, results, options, fallback."""
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+from runtime_fixtures import Mlp, needs_fake, slice_abi  # noqa: F401
+
+import slicescheduler
+from slicescheduler import _abi
+
+
+def compiled(module, **options):
+    return torch.compile(module, backend="slicescheduler", fullgraph=True, options=options or None)
+
+
+def test_Happy_mlp_equals_eager(slice_abi):
+    model = Mlp().eval()
+    x = torch.randn(3, 16)
+    with torch.inference_mode():
+        expected = model(x)
+        step = compiled(model)
+        for _ in range(3):
+            assert torch.equal(step(x), expected)
+
+
+def test_Happy_dynamic_sizes_share_one_graph(slice_abi):
+    model = Mlp().eval()
+    before = slicescheduler.stats().graphs
+    with torch.inference_mode():
+        step = compiled(model)
+        for n in (5, 2, 9, 33, 9):
+            x = torch.randn(n, 16)
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+            assert torch.equal(step(x), model(x))
+    assert slicescheduler.stats().graphs - before == 1
+
+
+def test_Happy_weights_move_once_keep_identity_and_ties(slice_abi):
+    model = Mlp().eval()
+    model.second.weight = torch.nn.Parameter(model.first.weight.detach().t())  # a view of the same storage
+    model.third = model.first
+    before = [id(p) for p in model.parameters()]
+    x = torch.randn(2, 16)
+    with torch.inference_mode():
+        expected = model(x)
+        step = compiled(model)
+        assert torch.equal(step(x), expected)
+        assert [id(p) for p in model.parameters()] == before
+        assert model.first.weight.data_ptr() == model.second.weight.data_ptr()
+        address = model.first.weight.data_ptr()
+        assert torch.equal(step(x), expected) and torch.equal(model(x), expected)
+        assert model.first.weight.data_ptr() == address
+
+
+def test_Happy_share_module_normalises_pieces_of_one_storage(slice_abi):
+    class Pieces(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            whole = torch.randn(40, 16)
+            self.a = torch.nn.Parameter(whole[:10])
+            self.b = torch.nn.Parameter(whole[10:])
+
+        def forward(self, x):
+            return x @ self.a.t(), x @ self.b.t()
+
+    model = Pieces().eval()
+    x = torch.randn(2, 16)
+    with torch.inference_mode():
+        expected = model(x)
+        with pytest.raises(slicescheduler.Unsupported, match="share_module"):
+            compiled(Pieces().eval())(x)
+        assert slicescheduler.share_module(model) is model
+        assert model.b.storage_offset() == 0
+        for got, want in zip(compiled(model)(x), expected):
+            assert torch.equal(got, want)
+
+
+def test_Edge_strided_and_expanded_inputs(slice_abi):
+    def function(a, b, c):
+        return a + 1, b * 2, c - 1
+
+    base = torch.randn(6, 8)
+    args = (base.t(), torch.randn(1, 8).expand(6, 8), base[2:, 3:])
+    with torch.inference_mode():
+        for got, want in zip(compiled(function)(*args), function(*args)):
+            assert torch.equal(got, want)
+
+
+def test_Edge_empty_scalar_bool_and_half(slice_abi):
+    def function(a, b, c, d):
+        return a + 1, b + 1, ~c, d * 2
+
+    args = (torch.empty(0, 3), torch.tensor(2), torch.tensor([True, False]), torch.randn(3).bfloat16())
+    with torch.inference_mode():
+        for got, want in zip(compiled(function)(*args), function(*args)):
+            assert got.dtype == want.dtype and got.shape == want.shape and torch.equal(got, want)
+
+
+def test_Edge_outputs_alias_none_and_integer(slice_abi):
+    class Odd(torch.nn.Module):
+        def forward(self, x):
+            return x.view(-1), None, x.shape[0], x + 1, x[1:]
+
+    x = torch.randn(4, 3)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    with torch.inference_mode():
+        flat, none, count, plus, tail = compiled(Odd())(x)
+    assert flat.data_ptr() == x.data_ptr() and none is None and count == 4
+    assert torch.equal(plus, x + 1) and torch.equal(tail, x[1:])
+
+
+def test_Edge_written_argument_reaches_the_callers_tensor(slice_abi):
+    def function(x, state):
+        state.add_(x)
+        return state * 2
+
+    state = torch.zeros(4)
+    with torch.inference_mode():
+        step = compiled(function)
+        for i in range(3):
+            assert torch.equal(step(torch.ones(4), state), torch.full((4,), 2.0 * (i + 1)))
+    assert torch.equal(state, torch.full((4,), 3.0))
+
+
+def test_Happy_results_own_their_slot_until_the_last_view_dies(slice_abi):
+    model = Mlp().eval()
+    with torch.inference_mode():
+        step = compiled(model)
+        kept = step(torch.ones(2, 16))
+        view, copy = kept[1:], kept.clone()
+        del kept
+        others = [step(torch.full((2, 16), float(i))) for i in range(20)]
+        assert torch.equal(view, copy[1:])
+        addresses = {other.data_ptr() for other in others}
+        assert len(addresses) == 20 and view.untyped_storage().data_ptr() not in addresses
+        del others, view
+        gc.collect()
+        again = [step(torch.ones(2, 16)) for _ in range(20)]
+        assert len({t.data_ptr() for t in again} & addresses) > 10  # slots are used again
+
+
+def test_Happy_results_outlive_the_session(slice_abi):
+    session = slicescheduler.session(name="short")
+    with torch.inference_mode():
+        result = compiled(Mlp().eval(), name="short")(torch.ones(2, 16))
+        expected = result.clone()
+    session.close()
+    gc.collect()
+    assert torch.equal(result, expected)
+
+
+@needs_fake
+def test_Edge_full_arena_names_the_cure_and_recovers(slice_abi):
+    with torch.inference_mode():
+        step = compiled(lambda x: x + 1, arena_bytes=1 << 20)
+        kept = []
+        with pytest.raises(slicescheduler.SliceError, match="arena"):
+            for _ in range(20):
+                kept.append(step(torch.zeros(64 * 1024)))
+        assert len(kept) >= 2
+        kept.clear()
+        assert step(torch.zeros(64 * 1024)).sum() == 64 * 1024
+
+
+def test_Happy_threads_share_one_graph(slice_abi):
+    model = Mlp().eval()
+    step = compiled(model)
+    with torch.inference_mode():
+        step(torch.ones(2, 16))
+    wrong, done = [], []
+
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        with torch.inference_mode():
+            for _ in range(20):
+                with slicescheduler.request(deadline_ms=1e4) as request:
+                    x = torch.randn(2, 16, generator=generator)
+                    if not torch.equal(step(x), model(x)):
+                        wrong.append(seed)
+                    done.append(len(request.completions))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong and done == [1] * 80
+
+
+def test_Happy_request_names_the_sequence_and_keeps_completions(slice_abi):
+    with torch.inference_mode():
+        step = compiled(Mlp().eval())
+        step(torch.ones(2, 16))
+        with slicescheduler.request(deadline_ms=500, priority=3) as request:
+            step(torch.ones(2, 16))
+            step(torch.ones(2, 16))
+    assert len(request.completions) == 2
+    for completion in request.completions:
+        assert completion.status == 0
+        assert 0 < completion.submit_ns <= completion.start_ns <= completion.finish_ns <= time.monotonic_ns()
+    if slice_abi is not None:
+        outside, first, second = slice_abi.submits[-3:]
+        assert outside[2] == 0 and first[2] == second[2] != 0
+        assert first[3] == request.deadline_ns and first[4] == 3
+        assert not next(iter(slice_abi.sessions.values())).sequences
+
+
+@needs_fake
+def test_Happy_deadline_option_counts_from_each_submit(slice_abi):
+    with torch.inference_mode():
+        step = compiled(Mlp().eval(), deadline_ms=100)
+        begin = time.monotonic_ns()
+        step(torch.ones(2, 16))
+    assert slice_abi.submits[-1][3] - begin > 99e6
+
+
+@needs_fake
+def test_Happy_replication_follows_class_and_option(slice_abi):
+    with torch.inference_mode():
+        compiled(Mlp().eval(), **{"class": "online"})(torch.ones(2, 16))
+        assert slice_abi.replicated == []
+        compiled(Mlp().eval(), **{"class": "offline"})(torch.ones(2, 16))
+        assert slice_abi.replicated == [(6, [])]
+        compiled(Mlp().eval(), replicate=["cpu1"], **{"class": "online"})(torch.ones(2, 16))
+        assert slice_abi.replicated[1:] == [(6, ["cpu1"])]
+
+
+def test_Edge_unknown_option_is_named(slice_abi):
+    with torch.inference_mode(), pytest.raises(slicescheduler.InvalidArgument, match='mean "replicate"'):
+        compiled(Mlp().eval(), replicat="all")(torch.ones(2, 16))
+    with pytest.raises(slicescheduler.InvalidArgument, match="unknown option"):
+        slicescheduler.compile(Mlp(), nonsense=1)
+
+
+def test_Edge_training_graph_is_refused(slice_abi):
+    with pytest.raises(slicescheduler.TrainingGraphError, match="inference"):
+        compiled(Mlp())(torch.ones(2, 16))
+
+
+def test_Edge_unsupported_operator_is_named(slice_abi):
+    with torch.inference_mode(), pytest.raises(slicescheduler.UnsupportedOperatorError, match="lgamma"):
+        compiled(lambda x: torch.lgamma(x))(torch.ones(3))
+
+
+def test_Edge_not_strict_runs_eagerly_and_counts(slice_abi):
+    before = slicescheduler.stats()
+    with torch.inference_mode():
+        with pytest.warns(UserWarning, match="strict=False"):
+            result = compiled(lambda x: torch.lgamma(x) + 1, strict=False)(torch.full((2,), 3.0))
+    after = slicescheduler.stats()
+    assert torch.equal(result, torch.lgamma(torch.full((2,), 3.0)) + 1)
+    assert after.eager_calls - before.eager_calls == 1
+    assert after.bypassed_operators - before.bypassed_operators == 2
+
+
+def test_Edge_weights_replaced_by_new_parameters_are_bound_anew(slice_abi):
+    model = Mlp().eval()
+    x = torch.randn(2, 16)
+    with torch.inference_mode():
+        step = compiled(model)
+        step(x)
+        with torch.inference_mode(False):
+            model.first.weight = torch.nn.Parameter(torch.randn(16, 16))
+        assert torch.equal(step(x), model(x))
+
+
+@needs_fake
+def test_Happy_two_models_take_turns_on_one_code(slice_abi):
+    models = [Mlp().eval() for _ in range(3)]
+    x = torch.randn(2, 16)
+
+    def run(model, value):
+        return model(value)
+
+    with torch.inference_mode():
+        step = torch.compile(run, backend="slicescheduler", fullgraph=True)
+        for _ in range(3):
+            for model in models:
+                assert torch.equal(step(model, x), model(x))
+
+
+@needs_fake
+def test_Happy_big_constant_is_bound_once(slice_abi):
+    table = torch.randn(40000)
+
+    def function(x):
+        return x + torch.tensor(table.tolist())[:3]
+
+    class WithConstant(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = table  # neither parameter nor buffer
+
+        def forward(self, x):
+            return x + self.table[:3]
+
+    with torch.inference_mode():
+        step = compiled(WithConstant())
+        for _ in range(2):
+            assert torch.equal(step(torch.ones(3)), torch.ones(3) + table[:3])
+
+
+def test_Happy_warmup_counts_recompiles(slice_abi):
+    model = Mlp().eval()
+    with torch.inference_mode():
+        step = slicescheduler.compile(model)
+        slicescheduler.warmup(step, [(torch.ones(2, 16),)])
+        assert slicescheduler.stats().recompiles == 0
+        step(torch.ones(5, 16))
+        assert slicescheduler.stats().recompiles == 1
+        torch._dynamo.reset()
+        calls = iter(range(2, 100))
+
+        def another_size():
+            step(torch.ones(next(calls), 16, 1).squeeze(2))
+
+        with pytest.raises(slicescheduler.RecompileError):
+            slicescheduler.warmup(None, [another_size])
+
+
+def test_Happy_every_symbol_of_the_header_is_declared():
+    assert set(_abi._ERRORS) <= set(range(1, 21))
