@@ -317,7 +317,11 @@ def _range_function(context, placeholders):
 
 
 def _metadata(aot_module, placeholders):
-    devices = {n.meta["val"].device.type for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)}
+    tensors = [n.meta["val"] for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)]
+    # A 0-d tensor of the CPU may meet tensors of any device, as in eager.
+    devices = {tensor.device.type for tensor in tensors if tensor.dim()} or {"cpu"}
+    if len(devices) > 1:
+        raise Unsupported(f"one graph with tensors on {' and '.join(sorted(devices))}: a graph runs on one device")
     model = ""
     for node in aot_module.graph.nodes:
         stack = node.meta.get("nn_module_stack")

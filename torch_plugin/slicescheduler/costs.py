@@ -15,7 +15,7 @@ import torch
 
 from ._proto import template_pb2 as pb
 from .errors import Unsupported
-from .expressions import compile_expressions, round_up_bound, sympy_of
+from .expressions import NODES_MAX, compile_expressions, count_nodes, evaluate, round_up_bound, sympy_of
 from .operators import argument_of, is_view, operator_name
 
 BLOCK_BYTES = 64  # allocation granule of the executor's pools
@@ -52,15 +52,15 @@ def _is_zero(stride):
 # ---- flops -------------------------------------------------------------------------------------
 
 
-def _mm(node, a, b):
+def _mm(node, a, b, *_):
     return 2 * numel(a) * _sizes(b)[-1]
 
 
-def _addmm(node, bias, a, b):
+def _addmm(node, bias, a, b, *_):
     return 2 * numel(a) * _sizes(b)[-1] + numel(node.meta["val"])
 
 
-def _mv(node, a, b):
+def _mv(node, a, b, *_):
     return 2 * numel(a)
 
 
@@ -125,7 +125,8 @@ class Costs:
 
     def _arguments(self, node):
         found = [argument_of(node, i) for i in range(len(node.target._schema.arguments))]
-        return [a.meta["val"] for a in found if isinstance(a, torch.fx.Node) and isinstance(a.meta.get("val"), torch.Tensor)]
+        fakes = [a.meta.get("val") for a in found if isinstance(a, torch.fx.Node)]
+        return [fake for fake in fakes if isinstance(fake, torch.Tensor)]
 
     def _node_flops(self, node):
         if is_view(node.target):
@@ -182,6 +183,8 @@ class Costs:
         result = pb.Expr()
         result.call.kind = pb.Expr.MAX
         result.call.args.extend(unique)
+        if count_nodes(result) > NODES_MAX:  # the largest sizes bound every candidate
+            return pb.Expr(constant=max(evaluate(expr, self._top_binding()) for expr in unique))
         return result
 
     def _interior(self, first, last, outputs):
@@ -230,8 +233,10 @@ class Costs:
             return self.table.expression(value)
         except Unsupported:
             # Too long: the value at the largest sizes is a bound.
-            top = {s: min(self.table.range(s)[1], _SAMPLE_MAX) for s in self.table.symbols}
-            return self.table.expression(int(value.subs(top)))
+            return self.table.expression(int(value.subs(dict(zip(self.table.symbols, self._top_binding())))))
+
+    def _top_binding(self):
+        return tuple(min(self.table.range(symbol)[1], _SAMPLE_MAX) for symbol in self.table.symbols)
 
 
 def sample_bindings(ranges):
