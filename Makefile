@@ -32,7 +32,7 @@ test:  ## installs what is missing, builds everything, runs every test
 	cmake --build --preset dev -j $(JOBS)
 	failed=0
 	ctest --preset dev -j 2 || failed=1
-	$(call ENVIRONMENT,dev) "$$python" -m pytest -p no:cacheprovider torch_plugin/tests || failed=1
+	$(call ENVIRONMENT,dev) "$$python" -m pytest -c torch_plugin/tests/pytest.ini -p no:cacheprovider torch_plugin/tests tests/demo || failed=1
 	if [ $$failed -ne 0 ]; then echo "make test: some tests FAILED (see above)"; exit 1; fi
 
 bench:  ## release build, measures the system's own figures, writes out/bench/system.json

@@ -150,7 +150,7 @@ Free some, or name another folder with SLICE_CACHE=DIR, or an interpreter that h
   if ((ok != 0)); then
     tail -n 15 "$log" >&2
     fail "pip could not install $requirements (its last lines are above, all of them in $log).
-If that was the network, run the same make command again: what is installed already is kept."
+If that was the network, run the same make command again."
   fi
   local wrong
   wrong=$(check_python "$venv/bin/python" 2>&1) || fail "the new environment is not as pinned: $wrong"
