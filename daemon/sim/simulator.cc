@@ -32,9 +32,11 @@ void Simulator::Core::Run(const Snapshot& snapshot, std::span<const Placement> b
   snapshot_ = &snapshot;
   out_ = out;
   rules_ = rules;
+  rules_.slices = rules.slices && rules.classes;  // without classes there is nobody to leave the gap to
   now_ = snapshot.now;
   end_ = now_ > kNever - options_.horizon ? kNever : now_ + options_.horizon;
   Load(batch);
+  Advance();  // what ends now is taken before anything starts
   for (;;) {
     ReleaseAll();
     if (admit_) AdmitTransfers();

@@ -1,0 +1,1 @@
+#include "daemon/sim/simulator.h"
