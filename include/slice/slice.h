@@ -87,7 +87,10 @@ typedef struct slice_session_options {
 SLICE_API slice_status_t slice_session_open(const slice_session_options_t* options, slice_session_t** session);
 /* Cancels what is in flight and frees everything of the session. No other thread may be using it. NULL is fine. */
 SLICE_API void slice_session_close(slice_session_t* session);
-/* A descriptor that is readable when completions wait (poll, epoll). Owned by the session; do not read or close it. */
+/* A descriptor that is readable when completions wait or the session is lost (poll, epoll). Level-triggered: readable
+ * until every finished ticket is taken; on readable call slice_wait(session, ticket, 0, ...) for the tickets of interest.
+ * May be readable for nothing once: slice_wait(session, 0, 0, NULL) then returns TIMEOUT and clears it.
+ * Owned by the session; do not read or close it. -1 on failure. */
 SLICE_API int slice_session_fd(const slice_session_t* session);
 
 typedef struct slice_limits {
@@ -130,7 +133,7 @@ typedef struct slice_tensor_spec {
   uint32_t dtype;                  /* slice_dtype_t */
   uint32_t dim_count;              /* 0..SLICE_DIMS_MAX */
   int64_t sizes[SLICE_DIMS_MAX];
-  int64_t strides[SLICE_DIMS_MAX]; /* elements */
+  int64_t strides[SLICE_DIMS_MAX]; /* elements; all zero: dense */
   uint64_t offset;                 /* imports: bytes into the memfd, multiple of 64 */
 } slice_tensor_spec_t;
 
@@ -148,7 +151,8 @@ SLICE_API slice_status_t slice_tensor_replicate(slice_session_t* session, const 
                                                 const char* const* devices, size_t device_count);
 /* Allocates managed tensors (zeroed): the daemon owns and may move them; graphs and the commands below change them.
  * `views` (may be NULL) receives read-only addresses of the home copies, valid until release; they show a tensor only
- * while it is at home: use slice_tensor_read to be sure. Errors: QUOTA, NEVER_FITS, OVERFLOW. */
+ * while it is at home: use slice_tensor_read to be sure. NULL where the home memory cannot be mapped (a GPU's).
+ * Errors: QUOTA, NEVER_FITS, OVERFLOW. */
 SLICE_API slice_status_t slice_tensor_alloc(slice_session_t* session, const slice_tensor_spec_t* specs, size_t count,
                                             slice_tensor_t* handles, const void** views);
 SLICE_API slice_status_t slice_tensor_release(slice_session_t* session, const slice_tensor_t* handles, size_t count);
@@ -227,6 +231,7 @@ typedef struct slice_completion {
   int64_t predicted_finish_ns;   /* as predicted at submit; 0 = none */
 } slice_completion_t;
 /* Waits for one ticket; each ticket is consumed by the wait that returns its completion. timeout_ns < 0: for ever; 0: poll.
+ * Ticket 0: waits until any ticket is finished and returns OK without consuming it.
  * Returns the request's own status (and fills *completion, which may be NULL) or TIMEOUT, DAEMON_LOST, or
  * SLICE_ERR_CANCELLED with errno EINTR when a signal arrived: the ticket stays valid then. */
 SLICE_API slice_status_t slice_wait(slice_session_t* session, slice_ticket_t ticket, int64_t timeout_ns,
