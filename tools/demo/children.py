@@ -14,6 +14,23 @@ import time
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "torch_plugin" / "examples"
 
+CONFIG = """\
+# Written by tools/demo.
+socket = "{socket}"
+policy = "slice"
+
+[[device]]
+name = "cpu0"
+backend = "cpu"
+
+[[device]]
+name = "cpu1"
+backend = "cpu"
+
+[tenant_defaults]
+class_max = "online"
+"""
+
 
 class DemoError(Exception):
     pass
@@ -108,7 +125,7 @@ def gather(tenants, timeout, tick, watched=()):
 class Daemon(Child):
     """One sliced with `device_count` CPU devices on a socket of its own."""
 
-    def __init__(self, build, folder, config_text, socket):
+    def __init__(self, build, folder, socket):
         binaries = build / "bin"
         missing = [str(binaries / name) for name in ("sliced", "slicectl") if not (binaries / name).exists()]
         if missing:
@@ -116,7 +133,7 @@ class Daemon(Child):
         self.slicectl_path = binaries / "slicectl"
         self.socket = socket
         config = folder / "sliced.toml"
-        config.write_text(config_text)
+        config.write_text(CONFIG.format(socket=socket))
         super().__init__("sliced", [str(binaries / "sliced"), "--config", str(config)], folder / "sliced.log", dict(os.environ))
         end = time.monotonic() + 20
         while not socket.exists() or not self.answers():

@@ -23,7 +23,6 @@ from progress import Progress
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POLICIES = ("online-only", "fifo", "slice")
-DEVICES = ("cpu0", "cpu1")
 DEADLINE_FACTOR = 2.5           # x the unloaded time
 SHAPES = 24                     # different online prompts per tenant
 # Long prompts in chunks of 128 tokens, short answers; worked through again and again.
@@ -31,23 +30,6 @@ OFFLINE_SHAPES = [(512, 6), (384, 4), (448, 8), (300, 5), (512, 4), (420, 6)]
 PHASE_SECONDS = (14.0, 24.0)    # shortest, longest; see phase_seconds
 WARM_UP_ROUNDS = 10
 WINDOW_SECONDS = 4.0            # of each phase in timeline.png
-
-CONFIG = """\
-# Written by tools/demo/demo.py.
-socket = "{socket}"
-policy = "slice"
-
-[[device]]
-name = "cpu0"
-backend = "cpu"
-
-[[device]]
-name = "cpu1"
-backend = "cpu"
-
-[tenant_defaults]
-class_max = "online"
-"""
 
 
 def parse_arguments():
@@ -123,7 +105,7 @@ class Demo:
         out, env = self.arguments.out, tenant_environment()
         if not self.arguments.eager:
             env["SLICE_SOCKET"] = str(socket)
-            self.daemon = Daemon(self.arguments.build, out, CONFIG.format(socket=socket), socket)
+            self.daemon = Daemon(self.arguments.build, out, socket)
             self.children.append(self.daemon)
         for name, service_class, home in (
             ("online-a", "online", "cpu0"), ("online-b", "online", "cpu1"), ("offline", "offline", "cpu1"),
