@@ -1,10 +1,11 @@
 // Inside of the what-if simulator: scratch arrays and the event loop. Only simulator.cc includes this.
 //
-// Time advances over `slot_`: one entry per device (end of its op) and one per domain (end of the copy that comes in),
-// beside a small heap of timers (ops held back by `earliest`, ends of phantoms). With at most 64 devices a linear
+// Time advances over `slot_`: one entry per device (end of its op) and two per domain (ends of the copies that come in,
+// one of each class), beside a small heap of timers (ops held back by `earliest`, ends of phantoms). With at most 64 devices a linear
 // minimum over the slots beats a heap. Everything that happens at one time is taken before anything starts.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -49,8 +50,8 @@ class Simulator::Core {
   };
   struct Domain {
     int64_t free_bytes = 0;
-    bool sending = false;
-    uint32_t incoming = kNone;            // intent that fills its receive side
+    std::array<uint32_t, 2> sending = {kNone, kNone};    // intent on its sending side, by lane
+    std::array<uint32_t, 2> incoming = {kNone, kNone};   // and on its receiving side
   };
   struct Intent {
     TensorIndex tensor = kNone;
@@ -67,6 +68,7 @@ class Simulator::Core {
     uint32_t what = 0;                    // op, or kPhantomTimer | device
   };
   static constexpr uint32_t kPhantomTimer = 0x80000000;
+  static constexpr size_t kOnlineLane = 0, kOfflineLane = 1;
 
   void Load(std::span<const Placement> batch);
   void LoadDevices();
@@ -78,7 +80,14 @@ class Simulator::Core {
   DeviceIndex Rollout(OpIndex op) const;
   void Request(TensorIndex tensor, DomainIndex destination, OpIndex op);
   void AdmitTransfers();
-  void CompleteTransfer(DomainIndex destination);
+  bool Blocked(const Intent& intent) const;
+  void Pause(uint32_t offline, DurationNs duration);
+  void CompleteTransfer(DomainIndex destination, size_t lane);
+  // Copies of a worse class do not stand in the way of a better one: each class has a lane of its own.
+  size_t Lane(const Intent& intent) const {
+    return rules_.classes && intent.service_class == ServiceClass::kOnline ? kOnlineLane : kOfflineLane;
+  }
+  TimeNs& CopySlot(DomainIndex destination, size_t lane) { return slot_[devices_.size() + destination * 2 + lane]; }
   void Enqueue(OpIndex op);
   void StartOn(DeviceIndex device);
   bool Pick(DeviceIndex device, Ready* picked);
@@ -108,7 +117,7 @@ class Simulator::Core {
   std::vector<Tensor> tensors_;
   std::vector<Device> devices_;
   std::vector<Domain> domains_;
-  std::vector<TimeNs> slot_;             // devices, then domains; kNever = nothing under way
+  std::vector<TimeNs> slot_;             // devices, then lanes of domains; kNever = nothing under way
   std::vector<uint32_t> instance_ops_;   // not finished, by instance
   std::vector<Intent> intents_;
   std::vector<uint32_t> waiting_;        // intents by (class, age)

@@ -81,14 +81,14 @@ void Simulator::Core::Load(std::span<const Placement> batch) {
     }
   }
   domains_.resize(s.domains.size());
-  for (size_t i = 0; i < s.domains.size(); ++i) domains_[i] = {s.domains[i].free_bytes, false, kNone};
+  for (size_t i = 0; i < s.domains.size(); ++i) domains_[i] = {s.domains[i].free_bytes, {kNone, kNone}, {kNone, kNone}};
   instance_ops_.assign(s.instances.size(), 0);
   intents_.clear();
   waiting_.clear();
   waiters_.clear();
   timers_.clear();
   released_.clear();
-  slot_.assign(s.devices.size() + s.domains.size(), kNever);
+  slot_.assign(s.devices.size() + 2 * s.domains.size(), kNever);
   look_ = 0;
   admit_ = false;
 
@@ -141,10 +141,11 @@ void Simulator::Core::LoadTransfers() {
     const uint32_t index = static_cast<uint32_t>(intents_.size());
     intents_.push_back({from.tensor, from.source, from.destination, from.service_class, kNone});
     tensors_[from.tensor].incoming |= Bit(from.destination);
-    if (from.finish != kNever && domains_[from.destination].incoming == kNone) {
-      domains_[from.source].sending = true;
-      domains_[from.destination].incoming = index;
-      slot_[s.devices.size() + from.destination] = std::max(from.finish, s.now);
+    const size_t lane = Lane(intents_.back());
+    if (from.finish != kNever && domains_[from.destination].incoming[lane] == kNone) {
+      domains_[from.source].sending[lane] = index;
+      domains_[from.destination].incoming[lane] = index;
+      slot_[s.devices.size() + from.destination * 2 + lane] = std::max(from.finish, s.now);
     } else {
       waiting_.push_back(index);
       admit_ = true;
@@ -166,7 +167,7 @@ void Simulator::Core::Advance() {
     if (i < device_count) {
       FinishOn(static_cast<DeviceIndex>(i));
     } else {
-      CompleteTransfer(static_cast<DomainIndex>(i - device_count));
+      CompleteTransfer(static_cast<DomainIndex>((i - device_count) / 2), (i - device_count) % 2);
     }
   }
   while (!timers_.empty() && timers_.front().at <= now_) {
@@ -299,11 +300,12 @@ void Simulator::Core::Request(TensorIndex tensor, DomainIndex destination, OpInd
   uint32_t index = kNone;
   bool waits = true;
   if ((tensors_[tensor].incoming & Bit(destination)) != 0) {
-    const uint32_t running = domains_[destination].incoming;
-    if (running != kNone && intents_[running].tensor == tensor) {
+    for (const uint32_t running : domains_[destination].incoming) {
+      if (running == kNone || intents_[running].tensor != tensor) continue;
       index = running;
       waits = false;
-    } else {
+    }
+    if (index == kNone) {
       for (size_t i = 0; i < waiting_.size(); ++i) {
         const Intent& intent = intents_[waiting_[i]];
         if (intent.tensor != tensor || intent.destination != destination) continue;
@@ -339,19 +341,40 @@ void Simulator::Core::Request(TensorIndex tensor, DomainIndex destination, OpInd
   ++ops_[op].missing;
 }
 
+bool Simulator::Core::Blocked(const Intent& intent) const {
+  const Domain& source = domains_[intent.source];
+  const Domain& destination = domains_[intent.destination];
+  if (source.sending[kOnlineLane] != kNone || destination.incoming[kOnlineLane] != kNone) return true;
+  return Lane(intent) == kOfflineLane &&
+         (source.sending[kOfflineLane] != kNone || destination.incoming[kOfflineLane] != kNone);
+}
+
+void Simulator::Core::Pause(uint32_t offline, DurationNs duration) {
+  if (offline != kNone) CopySlot(intents_[offline].destination, kOfflineLane) += duration;
+}
+
 void Simulator::Core::AdmitTransfers() {
   admit_ = false;
   size_t kept = 0;
   for (const uint32_t index : waiting_) {
     const Intent& intent = intents_[index];
-    Domain& source = domains_[intent.source];
-    Domain& destination = domains_[intent.destination];
-    if (source.sending || destination.incoming != kNone) {
+    if (Blocked(intent)) {
       waiting_[kept++] = index;
       continue;
     }
-    source.sending = true;
-    destination.incoming = index;
+    const size_t lane = Lane(intent);
+    const DurationNs duration =
+        std::max<DurationNs>(1, CopyTime(intent.source, intent.destination, intent.tensor));
+    Domain& source = domains_[intent.source];
+    Domain& destination = domains_[intent.destination];
+    if (lane == kOnlineLane) {  // what it overtakes goes on when it is through
+      Pause(source.sending[kOfflineLane], duration);
+      if (destination.incoming[kOfflineLane] != source.sending[kOfflineLane]) {
+        Pause(destination.incoming[kOfflineLane], duration);
+      }
+    }
+    source.sending[lane] = index;
+    destination.incoming[lane] = index;
     const SnapTensor& from = snapshot_->tensors[intent.tensor];
     const uint64_t reserved =
         from.instance < snapshot_->instances.size() ? snapshot_->instances[from.instance].reserved_domains : 0;
@@ -360,17 +383,16 @@ void Simulator::Core::AdmitTransfers() {
       tensors_[intent.tensor].held |= Bit(intent.destination);
     }
     out_->bytes_moved += from.bytes;
-    slot_[devices_.size() + intent.destination] =
-        now_ + std::max<DurationNs>(1, CopyTime(intent.source, intent.destination, intent.tensor));
+    CopySlot(intent.destination, lane) = now_ + duration;
   }
   waiting_.resize(kept);
 }
 
-void Simulator::Core::CompleteTransfer(DomainIndex destination) {
-  const uint32_t index = domains_[destination].incoming;
+void Simulator::Core::CompleteTransfer(DomainIndex destination, size_t lane) {
+  const uint32_t index = domains_[destination].incoming[lane];
   const Intent& intent = intents_[index];
-  domains_[intent.source].sending = false;
-  domains_[destination].incoming = kNone;
+  domains_[intent.source].sending[lane] = kNone;
+  domains_[destination].incoming[lane] = kNone;
   Tensor& tensor = tensors_[intent.tensor];
   tensor.incoming &= ~Bit(destination);
   tensor.resident |= Bit(destination);

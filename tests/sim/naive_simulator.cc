@@ -210,11 +210,13 @@ class Naive {
   }
 
   void EndCopy(DomainIndex destination) {
-    for (size_t i = 0; i < copies_.size(); ++i) {
-      if (copies_[i].destination != destination || !copies_[i].finish || *copies_[i].finish > t) continue;
+    for (size_t i = 0; i < copies_.size();) {
+      if (copies_[i].destination != destination || !copies_[i].finish || *copies_[i].finish > t) {
+        ++i;
+        continue;
+      }
       tensors_[copies_[i].tensor].resident.insert(destination);
       copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(i));
-      return;
     }
   }
 
@@ -299,18 +301,25 @@ class Naive {
       return a->age < b->age;
     });
     for (NaiveCopy* copy : waiting) {
+      // Better and equal classes under way stand in the way; worse ones are overtaken and go on afterwards.
+      const auto rank = [this](const NaiveCopy& c) { return rules_.classes ? static_cast<int>(c.service_class) : 0; };
+      const auto shares = [copy](const NaiveCopy& c) {
+        return c.finish && (c.source == copy->source || c.destination == copy->destination);
+      };
       bool blocked = false;
-      for (const NaiveCopy& other : copies_) {
-        blocked |= other.finish && (other.source == copy->source || other.destination == copy->destination);
-      }
+      for (const NaiveCopy& other : copies_) blocked |= shares(other) && rank(other) <= rank(*copy);
       if (blocked) continue;
+      const DurationNs duration = std::max<DurationNs>(1, CopyTime(copy->tensor, copy->source, copy->destination));
+      for (NaiveCopy& other : copies_) {
+        if (shares(other)) other.finish = *other.finish + duration;
+      }
       const SnapTensor& tensor = s.tensors[copy->tensor];
       if (!ReservedFor(tensor.instance, copy->destination) && ((tensor.slots >> copy->destination) & 1) == 0) {
         Take(copy->destination, tensor.bytes);
         tensors_[copy->tensor].held.insert(copy->destination);
       }
       out_->bytes_moved += tensor.bytes;
-      copy->finish = t + std::max<DurationNs>(1, CopyTime(copy->tensor, copy->source, copy->destination));
+      copy->finish = t + duration;
     }
   }
 

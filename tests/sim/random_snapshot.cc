@@ -33,8 +33,9 @@ class Maker {
     const size_t instances = Between(1, 8);
     for (size_t i = 0; i < instances; ++i) Instance(&builder, devices);
     builder.Build();
-    Copies(&raw, devices);
     RandomCase result;
+    result.rules.classes = !Chance(20);
+    Copies(&raw, devices, result.rules.classes);
     result.snapshot = raw;
     for (OpIndex i = 0; i < raw.ops.size(); ++i) {
       if (raw.ops[i].state != OpState::kUnscheduled || !Chance(25)) continue;
@@ -42,7 +43,6 @@ class Maker {
       result.batch.push_back({i, device, Chance(30) ? raw.now + Time(0, 6) : 0});
       if (Chance(3)) result.batch.back().earliest = kNever;
     }
-    result.rules.classes = !Chance(20);
     result.rules.slices = !Chance(20);
     if (Chance(20)) result.options.horizon = Time(1, 20);
     if (Chance(20)) result.options.transfer_overhead = 0;
@@ -141,9 +141,10 @@ class Maker {
     accesses_[tensor].emplace_back(op, writes);
   }
 
-  // At most one copy out of and into each domain under way; the others wait.
-  void Copies(Snapshot* raw, size_t devices) {
-    uint64_t sending = 0, receiving = 0;
+  // At most one copy of each class out of and into each domain under way (one in all where it gets no class); the others
+  // wait.
+  void Copies(Snapshot* raw, size_t devices, bool classes) {
+    uint64_t sending[2] = {0, 0}, receiving[2] = {0, 0};
     for (TensorIndex tensor = 0; tensor < raw->tensors.size(); ++tensor) {
       if (raw->tensors[tensor].resident == 0 || raw->tensors[tensor].pinned || !Chance(15)) continue;
       SnapTransfer copy;
@@ -153,10 +154,11 @@ class Maker {
       copy.service_class = Chance(50) ? ServiceClass::kOnline : ServiceClass::kOffline;
       if (((raw->tensors[tensor].resident >> copy.destination) & 1) != 0) continue;
       const uint64_t from = uint64_t{1} << copy.source, to = uint64_t{1} << copy.destination;
-      if ((sending & from) == 0 && (receiving & to) == 0 && Chance(60)) {
+      const size_t lane = classes ? static_cast<size_t>(copy.service_class) : 0;
+      if ((sending[lane] & from) == 0 && (receiving[lane] & to) == 0 && Chance(60)) {
         copy.finish = raw->now + Time(0, 2);
-        sending |= from;
-        receiving |= to;
+        sending[lane] |= from;
+        receiving[lane] |= to;
       }
       raw->transfers.push_back(copy);
     }

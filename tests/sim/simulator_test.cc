@@ -116,6 +116,20 @@ TEST_F(SimulatorTest, Happy_OneCopyOutOfADomainAtATimeOnlineFirst) {
   EXPECT_EQ(Start(offline), 600);
 }
 
+TEST_F(SimulatorTest, Happy_OnlineCopyOvertakesAnOfflineOneUnderWay) {
+  SnapshotBuilder builder(3);
+  OpSpec spec = PlacedOn(builder.Offline(), 1);
+  spec.reads = {builder.Tensor(10 * kMb, 0b001)};
+  const OpIndex offline = builder.Op(spec);
+  spec = PlacedOn(builder.Online(), 2);
+  spec.reads = {builder.Tensor(kMb, 0b001)};
+  spec.earliest = builder.now() + kMs;
+  const OpIndex online = builder.Op(spec);
+  Run(builder);
+  EXPECT_EQ(Start(online), 1'000 + 300);
+  EXPECT_EQ(Start(offline), 50 + 2'500 + 300);
+}
+
 TEST_F(SimulatorTest, Happy_CopiesOfDifferentDomainsRunSideBySide) {
   SnapshotBuilder builder(4);
   OpSpec spec = PlacedOn(builder.Online(), 1);
