@@ -35,22 +35,26 @@
 
 namespace slice::testing {
 
+// A slot taken from the submit ring, with its arguments.
+struct FakeSubmit {
+  wire::SubmitSlot slot;
+  std::vector<wire::Argument> arguments;
+  std::span<std::byte> arena;
+};
+struct FakeDaemonHooks {
+  // Edits the reply and its descriptors before it is sent.
+  std::function<void(const proto::Request&, proto::Reply*, std::vector<Fd>*)> reply = nullptr;
+  // True: the hook has answered on the socket itself (or not at all).
+  std::function<bool(int socket, const proto::Request&)> raw = nullptr;
+  // Completion of a graph submit or tensor command; nullopt: none now, see Complete. Null hook:
+  // OK at once.
+  std::function<std::optional<wire::CompletionSlot>(const FakeSubmit&)> submit = nullptr;
+};
+
 class FakeDaemon {
  public:
-  struct Submit {
-    wire::SubmitSlot slot;
-    std::vector<wire::Argument> arguments;
-    std::span<std::byte> arena;
-  };
-  struct Hooks {
-    // Edits the reply and its descriptors before it is sent.
-    std::function<void(const proto::Request&, proto::Reply*, std::vector<Fd>*)> reply = nullptr;
-    // True: the hook has answered on the socket itself (or not at all).
-    std::function<bool(int socket, const proto::Request&)> raw = nullptr;
-    // Completion of a graph submit or tensor command; nullopt: none now, see Complete. Null hook:
-    // OK at once.
-    std::function<std::optional<wire::CompletionSlot>(const Submit&)> submit = nullptr;
-  };
+  using Submit = FakeSubmit;
+  using Hooks = FakeDaemonHooks;
 
   explicit FakeDaemon(Hooks hooks = {}) : hooks_(std::move(hooks)) {
     std::string folder = (std::filesystem::temp_directory_path() / "slice-fake-XXXXXX").string();
@@ -142,7 +146,7 @@ class FakeDaemon {
     std::promise<void> done;
     {
       std::lock_guard lock(mutex_);
-      actions_.push_back([&done, &action] {
+      actions_.push_back([this, &done, &action] {
         action();
         TakeAll();
         done.set_value();
