@@ -235,7 +235,8 @@ def library_candidates():
 
 def _load():
     candidates = library_candidates()
-    path = next((str(path) for path in candidates if path.exists()), "libslice.so.1")
+    fallback = str(candidates[0]) if os.environ.get("SLICE_LIBRARY") else "libslice.so.1"
+    path = next((str(path) for path in candidates if path.exists()), fallback)
     try:
         return ctypes.CDLL(path, use_errno=True)
     except OSError as error:

@@ -24,7 +24,7 @@ import torch
 from . import _abi, weights
 from ._proto import template_pb2 as pb
 from .capture import contiguous_strides, dense_strides
-from .errors import InvalidArgument, SliceError, StateLost, Unsupported
+from .errors import DaemonUnavailable, InvalidArgument, SliceError, StateLost, Unsupported
 from .expressions import compile_expressions
 from .request import current_request
 from .serialize import dtype_from_proto
@@ -50,6 +50,14 @@ def kind_of(tensor, _source, written, default):
     if written and default == pb.Input.DYNAMIC:
         return pb.Input.STATIC_MUTABLE  # the write must reach the caller's tensor
     return default
+
+
+class _ConnectionLost(DaemonUnavailable):
+    """The daemon went away during a call; `submitted`: the graph may have run, or half of it."""
+
+    def __init__(self, message, *, status, submitted):
+        super().__init__(message, status=status)
+        self.submitted = submitted
 
 
 class _InputPlan:
@@ -238,7 +246,9 @@ class Runner:
         """True if the failed run changed nothing and the same call may succeed."""
         if error.status == _abi.ERR_EXECUTOR_LOST:
             return True
-        return error.status == _abi.ERR_DAEMON_LOST and not self.writes_state and self.options.strict
+        if not isinstance(error, _ConnectionLost) or not self.options.strict:
+            return False
+        return not (error.submitted and self.writes_state)
 
     # ---- one run -----------------------------------------------------------------------------
 
@@ -249,15 +259,28 @@ class Runner:
         if tenant is None:
             tenant = self._choose_session(statics)
         connection = tenant.connection(None if self.options.strict else 0.0)
-        bound = self._bound
-        if bound is None or bound.connection is not connection or not all(map(_is, statics, bound.statics)):
-            bound = self._bind(tenant, connection, statics, symbols)
-        for group in bound.groups:
-            if group.lost:
-                raise group.state_lost()
-        plan = self._plans.get(symbols)
-        if plan is None:
-            plan = self._make_plan(symbols)
+        try:
+            bound = self._bound
+            if bound is None or bound.connection is not connection or not all(map(_is, statics, bound.statics)):
+                bound = self._bind(tenant, connection, statics, symbols)
+            for group in bound.groups:
+                if group.lost:
+                    raise group.state_lost()
+            plan = self._plans.get(symbols)
+            if plan is None:
+                plan = self._make_plan(symbols)
+            return self._run_bound(connection, bound, plan, arguments)
+        except DaemonUnavailable as error:
+            tenant.lost(connection)
+            submitted = isinstance(error, _ConnectionLost)
+            if submitted and self.has_managed:
+                groups = _groups(statics)
+                for group in groups:
+                    group.lost = True
+                raise groups[0].state_lost() from error
+            raise _ConnectionLost(str(error), status=error.status, submitted=submitted) from error
+
+    def _run_bound(self, connection, bound, plan, arguments):
         try:
             frame = bound.frames.pop()
         except IndexError:
@@ -273,9 +296,8 @@ class Runner:
                 words[2 * k] = slot.offset
             request = self._address(connection, frame)
             in_flight = True
-            status = self._submit(tenant, connection, frame)
+            status = self._submit(connection, frame)
             if request is None:
-                completion = None
                 status = status or connection.wait(frame.ticket.value)
             else:
                 completion = _abi.Completion()
@@ -283,7 +305,7 @@ class Runner:
                 request.add(completion)
             in_flight = False
             if status:
-                self._fail(tenant, bound, status)
+                self._fail(connection, bound, status)
         except BaseException:
             if in_flight and frame.ticket.value:
                 connection.abandon(frame.ticket.value, slots + [s for s in frame.slots if s is not None])
@@ -318,7 +340,8 @@ class Runner:
         args.deadline_ns = 0 if deadline_ms is None else time.monotonic_ns() + int(deadline_ms * 1e6)
         return None
 
-    def _submit(self, tenant, connection, frame):
+    @staticmethod
+    def _submit(connection, frame):
         """Queues the run; returns OK or the status. Blocks while the queue is full."""
         frame.ticket.value = 0
         pause = 20e-6
@@ -330,17 +353,13 @@ class Runner:
             time.sleep(pause)
             pause = min(2 * pause, 2e-3)
 
-    def _fail(self, tenant, bound, status):
+    @staticmethod
+    def _fail(connection, bound, status):
         """Raises what `status` of a finished or refused run means."""
-        connection = bound.connection
         error = connection.library.error(status)
         if status == _abi.ERR_DAEMON_LOST:
-            tenant.lost(connection)
-            if bound.groups:
-                for group in bound.groups:
-                    group.lost = True
-                raise bound.groups[0].state_lost() from error
-        if status == _abi.ERR_STATE_LOST and bound.groups:
+            raise _ConnectionLost(str(error), status=status, submitted=True)
+        if status == _abi.ERR_STATE_LOST:
             for group in bound.groups:
                 group.lost = True
         raise error

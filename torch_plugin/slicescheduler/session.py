@@ -323,8 +323,11 @@ class Session:
         """Frees what finalizers left behind. Called on slow paths."""
         while self.retired:
             group = self.retired.pop()
+            self._managed.discard(group)
             for runner in list(self._runners):
                 runner.forget(group)
+            group.retire()
+            del group  # the last reference: its handles become garbage now
         connection = self._connection
         if connection is not None and connection.alive:
             connection.release_garbage()
@@ -396,6 +399,10 @@ class ManagedGroup:
         self.handles = handles
         self._connection = connection
         self.position = {id(tensor): i for i, tensor in enumerate(self.tensors)}
+
+    def retire(self):
+        """Breaks the cycle between group and tensors: memory goes when nobody holds a tensor any more."""
+        self.tensors = []
 
     def handle_of(self, tensor):
         """The present handle of one of `tensors`."""

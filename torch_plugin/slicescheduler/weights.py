@@ -104,7 +104,7 @@ def share_tensors(tensors):
             return
         mapping = _create(sum(_round(end - begin) for begin, end, _ in regions))
         offset = 0
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.no_grad():
             for i, (begin, end, members) in enumerate(regions):
                 _move(members, mapping, offset, begin, end)
                 regions[i] = None
@@ -133,15 +133,20 @@ def _regions(members):
 
 
 def _move(members, mapping, offset, begin, end):
-    """Copies bytes [begin, end) of the members' one storage to `offset` and re-points them."""
-    place = torch.frombuffer(mapping, dtype=torch.uint8, offset=offset, count=end - begin)
+    """Copies bytes [begin, end) of the members' one storage to `offset` and re-points them.
+
+    A tensor made in inference mode stays one: torch's guards would take the change for another tensor.
+    """
+    with torch.inference_mode(False):
+        place = torch.frombuffer(mapping, dtype=torch.uint8, offset=offset, count=end - begin)
     source = torch.empty(0, dtype=torch.uint8).set_(members[0].untyped_storage())
     place.copy_(source[begin:end])
     for tensor in members:
         shift = tensor.storage_offset() - begin // tensor.element_size()
-        view = torch.empty(0, dtype=tensor.dtype)
-        view.set_(place.untyped_storage(), shift, tensor.size(), tensor.stride())
-        tensor.data = view
+        with torch.inference_mode(tensor.is_inference()):
+            view = torch.empty(0, dtype=tensor.dtype)
+            view.set_(place.untyped_storage(), shift, tensor.size(), tensor.stride())
+            tensor.data = view
 
 
 def share_module(module):
