@@ -132,16 +132,22 @@ def test_Edge_recompiles_and_bypassed_operators_fail_the_demo(change):
 # ---- figures -----------------------------------------------------------------------------------
 
 
+def make_status(ops, transfers, offline, off_home):
+    return {"counters": dict(
+        ops_executed=ops, transfers=transfers, offline_ops=offline, offline_ops_off_home=off_home, recalls=0, deferrals=0,
+        rounds=ops,
+    )}
+
+
 def make_phase(**fields):
     request = {
         "arrival_ns": 0, "first_ns": 10_000_000, "finish_ns": 40_000_000, "deadline_ns": 50_000_000,
         "input_tokens": 30, "output_tokens": 20, "runs": [(0, 10, 11), (10, 20, 0)],
     }
     late = {**request, "finish_ns": 60_000_000, "runs": []}
-    before = dict(ops_executed=10, transfers=1, offline_ops=4, offline_ops_off_home=0, busy_ns=[0, 0], cpu_ns=[0, 0])
-    after = dict(
-        ops_executed=110, transfers=6, offline_ops=44, offline_ops_off_home=10, busy_ns=[5 * 10**8, 10**9],
-        cpu_ns=[4 * 10**8, 9 * 10**8],
+    before = report.counters(make_status(10, 1, 4, 0), [{"busy_ns": 0, "cpu_ns": 0}] * 2)
+    after = report.counters(
+        make_status(110, 6, 44, 10), [{"busy_ns": 5 * 10**8, "cpu_ns": 4 * 10**8}, {"busy_ns": 10**9, "cpu_ns": 9 * 10**8}]
     )
     return report.Phase("slice", 0, 2 * 10**9, [request, late], **{"before": before, "after": after, **fields})
 

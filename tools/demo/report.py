@@ -34,11 +34,9 @@ class Phase:
 
 def counters(status, devices):
     """The running totals that a phase is measured by, from `slicectl status` and `slicectl devices`."""
+    counted = ("ops_executed", "transfers", "offline_ops", "offline_ops_off_home", "recalls", "deferrals")
     return {
-        "ops_executed": status["ops_executed"],
-        "transfers": status["transfers"],
-        "offline_ops": status["offline_ops"],
-        "offline_ops_off_home": status["offline_ops_off_home"],
+        **{name: status["counters"][name] for name in counted},
         "busy_ns": [device["busy_ns"] for device in devices],
         "cpu_ns": [device["cpu_ns"] for device in devices],
     }
@@ -95,6 +93,8 @@ def figures(phase, offline_steps, bypassed):
             device_cpu_utilisation=shares("cpu_ns"),
             ops_executed=grown("ops_executed"),
             transfers=grown("transfers"),
+            recalls=grown("recalls"),
+            deferrals=grown("deferrals"),
             offline_ops_off_home_pct=100 * grown("offline_ops_off_home") / offline_ops if offline_ops else 0.0,
         )
     return out
@@ -121,6 +121,7 @@ ROWS = [
     ("operators executed", lambda f: _number(f["ops_executed"])),
     ("operators that escaped to eager", lambda f: _number(f["ops_bypassed"])),
     ("transfers", lambda f: _number(f["transfers"])),
+    ("recalls, deferrals", lambda f: f"{_number(f.get('recalls'))}, {_number(f.get('deferrals'))}"),
     ("offline operators off their home", lambda f: "-" if f["offline_ops_off_home_pct"] is None
      else f"{f['offline_ops_off_home_pct']:.1f} %"),
     ("predicted against actual finish, median", lambda f: "-" if f["prediction_error_pct"] is None
