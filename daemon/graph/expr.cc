@@ -16,9 +16,9 @@ constexpr uint32_t kStackMax = 256;
 
 enum class Failure : uint8_t { kNone = 0, kArithmetic, kDivisionByZero, kNegativeExponent };
 
-struct Cell {
-  int64_t value = 0;
-  Failure failure = Failure::kNone;
+struct Cell {  // no initialisers: a stack of these is left raw
+  int64_t value;
+  Failure failure;
 };
 
 // Number of arguments of a kind; -1 = one or more, -2 = unknown kind.
@@ -95,7 +95,7 @@ Cell ShiftRight(int64_t a, int64_t count) {
 }
 
 Cell Binary(proto::Expr::Kind kind, int64_t a, int64_t b) {
-  Cell cell;
+  Cell cell{0, Failure::kNone};
   int64_t remainder = 0;
   bool fits = true;
   switch (kind) {
@@ -213,6 +213,8 @@ Result<ExprIndex> ExprTable::Add(const proto::Expr& expr, uint32_t symbol_count,
 Result<int64_t> ExprTable::Evaluate(ExprIndex index, std::span<const int64_t> symbols) const {
   if (index >= programs_.size()) return Error(StatusCode::kInternal, "expression %u does not exist", index);
   const Program program = programs_[index];
+  const Instruction& first = code_[program.begin];
+  if (first.kind == kConstantCode && program.end - program.begin == 1) return int64_t{first.operand};
   std::array<Cell, kStackMax> stack;
   uint32_t top = 0;
   for (uint32_t at = program.begin; at < program.end; ++at) {
