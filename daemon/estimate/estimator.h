@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/units.h"
+#include "daemon/estimate/recursive_fit.h"
 
 namespace slice::estimate {
 
@@ -55,12 +56,10 @@ class OpEstimator {
     uint64_t last_use = 0;
   };
   struct Linear {
-    std::array<double, 3> weights{};   // ns over (1, flops / 1e6, bytes / 1e6)
-    std::array<double, 9> covariance{};
+    RecursiveFit<3> fit;               // ns over (1, flops / 1e6, bytes / 1e6)
     double ratio = 1;                  // typical duration / prior
     double error = 0.5;                // mean relative
-    uint32_t samples = 0;
-    int32_t surprises = 0;
+    bool started = false;
   };
   struct Signature {
     Linear linear;
@@ -70,7 +69,8 @@ class OpEstimator {
   };
   double Prior(const OpFeatures& features) const;
   double LinearNs(const Signature& signature, const OpFeatures& features) const;
-  void ObserveExact(Exact* exact, double sample);
+  // True when the shape took a step change.
+  bool ObserveExact(Exact* exact, double sample);
   void ObserveLinear(Signature* signature, const OpFeatures& features, double sample);
 
   double flops_per_second_;
@@ -95,12 +95,9 @@ class TransferEstimator {
 
  private:
   struct Segment {
-    double latency_ns = kLatencyNsPrior;
-    double ns_per_byte = kNsPerBytePrior;
-    std::array<double, 3> covariance{};  // symmetric 2 x 2 over (1, bytes / split): 00, 01, 11
-    uint32_t samples = 0;
-    int32_t surprises = 0;
-    double Ns(double bytes) const { return latency_ns + bytes * ns_per_byte; }
+    static constexpr std::array<double, 2> kStart = {kLatencyNsPrior, kNsPerBytePrior * kSplitBytes};
+    RecursiveFit<2> fit{kStart};       // ns over (1, bytes / split)
+    double Ns(double bytes) const { return fit.Value({1, bytes / kSplitBytes}); }
     void Observe(double bytes, double sample);
   };
   struct Link {

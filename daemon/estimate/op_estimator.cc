@@ -13,10 +13,6 @@ constexpr double kRate = 1.0 / 8;           // of the running mean: 25 % off bec
 constexpr double kFar = 0.25;               // relative distance from which a sample is a surprise...
 constexpr double kFarNoisy = 0.60;          // ...at most, when the shape itself is noisy
 constexpr double kFeature = 1e-6;           // flops and bytes in millions: keeps the fit well scaled
-constexpr double kForget = 0.98;            // of the linear fit, per sample: a memory of about 50
-constexpr double kVariance = 1e4;           // start of its covariance, relative weights
-constexpr double kLinearClip = 0.2;         // largest residual believed, relative
-constexpr uint32_t kLinearWarm = 8;
 constexpr uint32_t kLinearShapes = 3;       // fewer distinct shapes do not carry three weights
 constexpr uint32_t kLinearEvery = 8;        // a shape beyond its first samples feeds the fit only so often
 constexpr double kLinearRange = 4;          // factor around ratio * prior
@@ -69,8 +65,8 @@ double OpEstimator::LinearNs(const Signature& signature, const OpFeatures& featu
   const Linear& linear = signature.linear;
   const double scaled = Prior(features) * linear.ratio;
   if (signature.shapes_seen < kLinearShapes) return scaled;
-  const double fit = linear.weights[0] + linear.weights[1] * Positive(features.flops) * kFeature +
-                     linear.weights[2] * Positive(features.bytes) * kFeature;
+  const double fit = linear.fit.Value(
+      {1, Positive(features.flops) * kFeature, Positive(features.bytes) * kFeature});
   if (!std::isfinite(fit)) return scaled;
   return std::clamp(fit, scaled / kLinearRange, scaled * kLinearRange);
 }
@@ -112,13 +108,13 @@ void OpEstimator::Observe(const OpFeatures& features, DurationNs duration) {
   }
   Exact& exact = signature.shapes[shape_key];
   exact.last_use = clock_;
-  ObserveExact(&exact, sample);
+  const bool stepped = ObserveExact(&exact, sample);
   // The fit learns from what the shape has settled on, so that an outlier never reaches it; and not from every repeat of
   // one shape, which would make it forget the others.
-  if (exact.samples <= kWarm || exact.samples % kLinearEvery == 0) ObserveLinear(&signature, features, exact.mean);
+  if (stepped || exact.samples <= kWarm || exact.samples % kLinearEvery == 0) ObserveLinear(&signature, features, exact.mean);
 }
 
-void OpEstimator::ObserveExact(Exact* exact, double sample) {
+bool OpEstimator::ObserveExact(Exact* exact, double sample) {
   exact->recent[exact->samples % exact->recent.size()] = static_cast<float>(sample);
   ++exact->samples;
   if (exact->samples <= kWarm) {
@@ -128,7 +124,7 @@ void OpEstimator::ObserveExact(Exact* exact, double sample) {
       sum += std::min(std::abs(static_cast<double>(exact->recent[i]) - exact->mean), exact->mean);
     }
     exact->deviation = sum / exact->samples;
-    return;
+    return false;
   }
   const double residual = sample - exact->mean;
   const double far = exact->mean * std::min(kFarNoisy, std::max(kFar, 4 * exact->deviation / exact->mean));
@@ -138,67 +134,34 @@ void OpEstimator::ObserveExact(Exact* exact, double sample) {
     if (static_cast<uint32_t>(std::abs(exact->surprises)) >= kSurprisesMax) {
       exact->mean = LowerMedian(exact->recent, exact->recent.size());
       exact->surprises = 0;
-      return;
+      return true;
     }
   } else {
     exact->surprises = 0;
   }
-  exact->deviation += kRate * (std::min(std::abs(residual), far) - exact->deviation);
+  // Surprises widen it more slowly, or a step change would come to look like noise.
+  const double rate = exact->surprises == 0 ? kRate : kRate / 4;
+  exact->deviation += rate * (std::min(std::abs(residual), far) - exact->deviation);
   const double step_max = exact->mean * kStepMax;
   exact->mean += std::clamp(kRate * residual, -step_max, step_max);
+  return false;
 }
 
 void OpEstimator::ObserveLinear(Signature* signature, const OpFeatures& features, double sample) {
   Linear& linear = signature->linear;
   const double prior = Prior(features);
   const double ratio = sample / prior;
-  if (linear.samples == 0) {
+  if (!linear.started) {
+    linear.started = true;
     linear.ratio = ratio;
-    linear.weights = {kOverheadNs * ratio, 1e9 / flops_per_second_ / kFeature * ratio / 2,
-                      1e9 / bytes_per_second_ / kFeature * ratio / 2};
-    linear.covariance = {};
-    for (size_t i = 0; i < 3; ++i) linear.covariance[i * 4] = kVariance;
+    linear.fit.weights = {kOverheadNs * ratio, 1e9 / flops_per_second_ / kFeature * ratio / 2,
+                          1e9 / bytes_per_second_ / kFeature * ratio / 2};
   }
   // Typical ratio to the prior, in logarithms, with bounded steps.
   linear.ratio *= std::exp(std::clamp(0.25 * std::log(ratio / linear.ratio), -0.2, 0.2));
-
   const double predicted = LinearNs(*signature, features);
   linear.error += 0.1 * (std::min(1.0, std::abs(sample - predicted) / sample) - linear.error);
-  ++linear.samples;
-
-  double target = sample;
-  if (linear.samples > kLinearWarm && std::abs(sample - predicted) > kLinearClip * predicted) {
-    const int32_t side = sample > predicted ? 1 : -1;
-    linear.surprises = linear.surprises * side > 0 ? linear.surprises + side : side;
-    if (static_cast<uint32_t>(std::abs(linear.surprises)) >= kSurprisesMax) {
-      for (size_t i = 0; i < 9; ++i) linear.covariance[i] = i % 4 == 0 ? linear.covariance[i] + 1 : linear.covariance[i];
-    } else {
-      target = std::clamp(sample, predicted * (1 - kLinearClip), predicted * (1 + kLinearClip));
-    }
-  } else {
-    linear.surprises = 0;
-  }
-
-  // Relative weights: both sides divided by the target, so a 10 us and a 10 ms shape count alike.
-  const std::array<double, 3> x = {1 / target, Positive(features.flops) * kFeature / target,
-                                   Positive(features.bytes) * kFeature / target};
-  std::array<double, 3> gain{};
-  double scale = kForget;
-  for (size_t i = 0; i < 3; ++i) {
-    for (size_t j = 0; j < 3; ++j) gain[i] += linear.covariance[i * 3 + j] * x[j];
-    scale += gain[i] * x[i];
-  }
-  double residual = 1;
-  for (size_t i = 0; i < 3; ++i) residual -= linear.weights[i] * x[i];
-  if (!std::isfinite(scale) || !(scale > 0)) return;
-  std::array<double, 9> covariance{};
-  for (size_t i = 0; i < 3; ++i) {
-    for (size_t j = 0; j < 3; ++j) {
-      covariance[i * 3 + j] = (linear.covariance[i * 3 + j] - gain[i] * gain[j] / scale) / kForget;
-    }
-  }
-  for (size_t i = 0; i < 3; ++i) linear.weights[i] += gain[i] / scale * residual;
-  linear.covariance = covariance;
+  linear.fit.Observe({1, Positive(features.flops) * kFeature, Positive(features.bytes) * kFeature}, sample);
 }
 
 }  // namespace slice::estimate
