@@ -44,6 +44,6 @@ enum class ServiceClass : uint8_t { kOnline = 0, kOffline = 1 };
 }  // namespace slice
 
 template <typename Tag, typename Rep>
-struct std::hash<slice::Id<Tag, Rep>> {
-  size_t operator()(const slice::Id<Tag, Rep>& id) const noexcept { return std::hash<Rep>{}(id.value); }
+struct std::hash<::slice::Id<Tag, Rep>> {
+  size_t operator()(const ::slice::Id<Tag, Rep>& id) const noexcept { return std::hash<Rep>{}(id.value); }
 };

@@ -1,0 +1,111 @@
+// sliced: the scheduler daemon. Reads the config, starts the executor, serves tenants until SIGTERM or SIGINT.
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "common/log.h"
+#include "common/wire/control.h"
+#include "daemon/engine/engine.h"
+#include "daemon/server/config.h"
+#include "daemon/server/server.h"
+
+namespace {
+
+using slice::Result;
+using slice::Status;
+using slice::server::ServerConfig;
+
+struct Arguments {
+  std::string config, socket, executor, policy, pool, retained, log_level;
+  int cpu_devices = 2;
+  bool check_config = false;
+  bool foreground = true;
+};
+
+int Fail(const Status& status) {
+  std::fprintf(stderr, "sliced: %s\n", status.ToString().c_str());
+  return 1;
+}
+
+std::string BesideSliced(const char* name) {
+  char path[4096];
+  const ssize_t bytes = ::readlink("/proc/self/exe", path, sizeof path - 1);
+  const std::string self(path, bytes < 0 ? 0 : static_cast<size_t>(bytes));
+  return self.substr(0, self.rfind('/') + 1) + name;
+}
+
+Result<ServerConfig> MakeConfig(const Arguments& arguments) {
+  int64_t pool = 0, retained = 0;
+  if (!arguments.pool.empty()) {
+    SLICE_ASSIGN_OR_RETURN(pool, slice::server::ParseBytes(arguments.pool));
+  }
+  if (!arguments.retained.empty()) {
+    SLICE_ASSIGN_OR_RETURN(retained, slice::server::ParseBytes(arguments.retained));
+  }
+  Result<ServerConfig> config = arguments.config.empty()
+                                    ? slice::server::DefaultConfig(arguments.cpu_devices, pool, retained)
+                                    : slice::server::LoadConfig(arguments.config);
+  if (!config.ok()) return config;
+  if (!arguments.socket.empty()) config->socket_path = arguments.socket;
+  if (config->socket_path.empty()) config->socket_path = slice::wire::kDefaultSocketPath;
+  if (!arguments.executor.empty()) config->executor_path = arguments.executor;
+  if (config->executor_path.empty()) config->executor_path = BesideSliced("slice-executor");
+  if (!arguments.policy.empty()) config->engine.policy = arguments.policy;
+  if (arguments.log_level == "debug") config->log_level = slice::LogLevel::kDebug;
+  if (arguments.log_level == "info") config->log_level = slice::LogLevel::kInfo;
+  if (arguments.log_level == "warning") config->log_level = slice::LogLevel::kWarning;
+  if (arguments.log_level == "error") config->log_level = slice::LogLevel::kError;
+  return config;
+}
+
+int Serve(const ServerConfig& config) {
+  sigset_t stop;
+  ::sigemptyset(&stop);
+  ::sigaddset(&stop, SIGTERM);
+  ::sigaddset(&stop, SIGINT);
+  ::sigprocmask(SIG_BLOCK, &stop, nullptr);  // before any thread: Server reads them from a signalfd
+  ::signal(SIGPIPE, SIG_IGN);
+  const Status log = slice::OpenLog(config.log_file, config.log_level);
+  if (!log.ok()) return Fail(log);
+  slice::server::Server::Parts parts;
+  parts.engine_factory = slice::engine::Engine::Create;
+  parts.gmg_bytes = slice::engine::Engine::GmgBytes(config.engine);
+  parts.launcher = std::make_unique<slice::server::ZygoteLauncher>(config.executor_path);
+  auto server = slice::server::Server::Create(config, std::move(parts));
+  if (!server.ok()) return Fail(server.status());
+  const Status signals = (*server)->StopOnSignals();
+  if (!signals.ok()) return Fail(signals);
+  (*server)->Run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app{"sliced: schedules tensor operators of many tenants on the idle slices of shared devices"};
+  app.add_option("--config", arguments.config, "TOML file; see docs/sliced.toml. Without it: CPU devices, for development");
+  app.add_option("--socket", arguments.socket, "Path of the control socket; overrides the config");
+  app.add_option("--executor", arguments.executor, "Path of slice-executor; default: beside sliced");
+  app.add_option("--policy", arguments.policy, "Scheduling policy; overrides the config");
+  app.add_option("--cpu-devices", arguments.cpu_devices, "Without --config: number of CPU devices")->check(CLI::Range(1, 64));
+  app.add_option("--pool", arguments.pool, "Without --config: memory pool of each device, e.g. 256MiB");
+  app.add_option("--retained", arguments.retained, "Without --config: memory for weights and state of each device");
+  app.add_option("--log-level", arguments.log_level, "debug, info, warning or error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  app.add_flag("--check-config", arguments.check_config, "Only check the config; exit status 0 = it is fine");
+  app.add_flag("--foreground", arguments.foreground, "Stay in the foreground (the default, and the only way)");
+  CLI11_PARSE(app, argc, argv);
+  const Result<ServerConfig> config = MakeConfig(arguments);
+  if (!config.ok()) return Fail(config.status());
+  if (arguments.check_config) {
+    std::printf("%s: %zu devices, %zu memory domains, %zu users named: fine\n",
+                arguments.config.empty() ? "defaults" : arguments.config.c_str(), config->devices.size(),
+                config->engine.domains.size(), config->tenants.size());
+    return 0;
+  }
+  return Serve(*config);
+}

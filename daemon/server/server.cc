@@ -1,0 +1,197 @@
+#include "daemon/server/server.h"
+
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+
+#include "common/clock.h"
+
+namespace slice::server {
+namespace {
+
+// Connections beyond a user's sessions: slicectl, and programs that are about to say Hello.
+constexpr uint32_t kExtraConnectionsPerUser = 16;
+constexpr DurationNs kDrainLimit = 5 * kSecond;
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::Create(ServerConfig config, Parts parts) {
+  std::unique_ptr<Server> server(new Server(std::move(config)));
+  SLICE_RETURN_IF_ERROR(server->Open(std::move(parts)));
+  return server;
+}
+
+Status Server::Open(Parts parts) {
+  started_ = MonotonicNow();
+  RaiseDescriptorLimit();
+  SLICE_RETURN_IF_ERROR(poller_.Open());
+  SLICE_RETURN_IF_ERROR(mailbox_.Open());
+  // The socket first: a second daemon must fail before it costs anything.
+  SLICE_ASSIGN_OR_RETURN(Listener listener, Listener::Listen(config_.socket_path));
+  listener_ = std::make_unique<Listener>(std::move(listener));
+  SLICE_ASSIGN_OR_RETURN(GmgSegment gmg, GmgSegment::Create(parts.gmg_bytes));
+  gmg_ = std::make_unique<GmgSegment>(std::move(gmg));
+
+  EngineLoop::Options options;
+  options.sequences_max = config_.limits.sequences_max;
+  options.faults_max = config_.limits.faults_max;
+  options.hang_limit = config_.hang_limit;
+  EngineLoop::Events events;
+  events.tenant_fault = [this](TenantId tenant, Status why) {
+    mailbox_.Post([this, tenant, why] {
+      const auto found = sessions_.find(tenant.value);
+      if (found == sessions_.end()) return;
+      found->second->set_farewell(StatusCode::kProtocol);
+      found->second->End(why);
+    });
+  };
+  events.executor_fault = [this](uint64_t generation, Status why) {
+    mailbox_.Post([this, generation, why] { supervisor_->Distrust(generation, why); });
+  };
+  SLICE_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config_.engine, gmg_->memory(), parts.engine_factory, options, events));
+  supervisor_ = std::make_unique<Supervisor>(config_, std::move(parts.launcher), loop_.get(), &poller_,
+                                             [this](TenantId tenant, const Status& why) {
+                                               const auto found = sessions_.find(tenant.value);
+                                               if (found != sessions_.end()) found->second->End(why);
+                                             });
+  templates_ = std::make_unique<TemplateStore>(loop_.get(), supervisor_.get());
+  services_ = std::make_unique<Services>(config_, poller_, mailbox_, *loop_, *supervisor_, *templates_);
+  std::random_device random;
+  services_->daemon_epoch = (uint64_t{random()} << 32) | random();
+  services_->home_counts.resize(config_.devices.size());
+  services_->find_session = [this](uint32_t number) -> Session* {
+    const auto found = sessions_.find(number);
+    return found == sessions_.end() ? nullptr : found->second.get();
+  };
+  services_->end_session = [this](uint32_t number) { ended_.push_back(number); };
+  services_->status_json = [this] { return StatusJson(); };
+  SLICE_RETURN_IF_ERROR(supervisor_->Start());
+  loop_->Start();
+  SLICE_RETURN_IF_ERROR(gmg_->Publish(config_.socket_path));
+  SLICE_RETURN_IF_ERROR(poller_.Add(mailbox_.fd().get(), EPOLLIN, [this](uint32_t) { mailbox_.Drain(); }));
+  SLICE_RETURN_IF_ERROR(poller_.Add(listener_->fd().get(), EPOLLIN, [this](uint32_t) { AcceptAll(); }));
+  SLICE_LOG_INFO("server", "sliced %d serves %zu devices on '%s', policy '%s'", ::getpid(), config_.devices.size(),
+                 config_.socket_path.c_str(), config_.engine.policy.c_str());
+  return Status::Ok();
+}
+
+Server::~Server() {
+  sessions_.clear();
+  if (loop_ != nullptr) loop_->Stop();
+}
+
+Status Server::StopOnSignals() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGTERM);
+  ::sigaddset(&set, SIGINT);
+  signals_ = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_.valid()) return ErrnoError(StatusCode::kInternal, errno, "signalfd");
+  return poller_.Add(signals_.get(), EPOLLIN, [this](uint32_t) {
+    signalfd_siginfo info{};
+    if (::read(signals_.get(), &info, sizeof info) != sizeof info) return;
+    SLICE_LOG_INFO("server", "signal %u: stopping", info.ssi_signo);
+    stopping_ = true;
+  });
+}
+
+void Server::RequestStop() {
+  mailbox_.Post([this] { stopping_ = true; });
+}
+
+void Server::Run() {
+  while (!stopping_) {
+    const TimeNs wake = supervisor_->NextWake();
+    poller_.Wait(wake == kNever ? -1 : std::max<DurationNs>(0, wake - MonotonicNow()));
+    if (wake != kNever) supervisor_->OnTimer(MonotonicNow());
+    EndSessions();
+  }
+  Drain();
+}
+
+// Sessions are told, running ops end, and the socket goes last: a client that tries again finds no daemon.
+void Server::Drain() {
+  poller_.Remove(listener_->fd().get());
+  for (auto& [number, session] : sessions_) {
+    session->set_farewell(StatusCode::kDaemonLost);
+    session->End(Error(StatusCode::kDaemonLost, "sliced stops"));
+  }
+  EndSessions();
+  const TimeNs limit = MonotonicNow() + kDrainLimit;
+  while (services_->tenants_leaving != 0 && MonotonicNow() < limit) poller_.Wait(100 * kMillisecond);
+  if (services_->tenants_leaving != 0) {
+    SLICE_LOG_WARN("server", "%u sessions had ops that did not end within %lld s", services_->tenants_leaving,
+                   static_cast<long long>(kDrainLimit / kSecond));
+  }
+  loop_->Stop();
+  supervisor_.reset();  // and the executor with it
+  SLICE_LOG_INFO("server", "sliced stopped");
+}
+
+void Server::AcceptAll() {
+  for (;;) {
+    Fd socket = listener_->Accept();
+    if (!socket.valid()) return;
+    Result<Peer> peer = IdentifyPeer(socket);
+    if (!peer.ok()) continue;
+    const uid_t uid = peer->uid;
+    const uint32_t allowed = config_.PolicyOf(uid).sessions_max + kExtraConnectionsPerUser;
+    if (connections_[uid] >= allowed) {
+      services_->fault_log.Warn("user " + std::to_string(uid) + " has " + std::to_string(connections_[uid]) +
+                                " connections: another one is refused");
+      continue;
+    }
+    const uint32_t number = next_session_++;
+    auto session = std::make_unique<Session>(services_.get(), number, std::move(socket), std::move(*peer));
+    const Status started = session->Start();
+    if (!started.ok()) {
+      services_->fault_log.Warn(started.ToString());
+      continue;
+    }
+    ++connections_[uid];
+    sessions_.emplace(number, std::move(session));
+  }
+}
+
+void Server::EndSessions() {
+  while (!ended_.empty()) {
+    const uint32_t number = ended_.back();
+    ended_.pop_back();
+    const auto found = sessions_.find(number);
+    if (found == sessions_.end()) continue;
+    const uid_t uid = found->second->peer().uid;
+    if (--connections_[uid] == 0) connections_.erase(uid);
+    sessions_.erase(found);
+  }
+}
+
+std::string Server::StatusJson() {
+  std::string text;
+  loop_->Call([&] { text = loop_->StatusJson(); });
+  nlohmann::json status = nlohmann::json::parse(text, nullptr, false);
+  status["pid"] = ::getpid();
+  status["socket"] = config_.socket_path;
+  status["epoch"] = services_->daemon_epoch;
+  status["uptime_ns"] = MonotonicNow() - started_;
+  status["executor_pid"] = supervisor_->pid();
+  status["executor_restarts"] = supervisor_->restarts();
+  status["connections"] = sessions_.size();
+  status["templates"] = templates_->size();
+  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace slice::server

@@ -1,0 +1,229 @@
+#include "daemon/server/supervisor.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/wire/executor_ring.h"
+#include "common/wire/record_ring.h"
+
+namespace slice::server {
+
+Supervisor::Supervisor(const ServerConfig& config, std::unique_ptr<ExecutorLauncher> launcher, EngineLoop* loop,
+                       Poller* poller, std::function<void(TenantId, Status)> tenant_unusable)
+    : config_(config),
+      launcher_(std::move(launcher)),
+      loop_(loop),
+      poller_(poller),
+      tenant_unusable_(std::move(tenant_unusable)) {}
+
+Supervisor::~Supervisor() {
+  if (link_ != nullptr) poller_->Remove(link_->pidfd().get());
+}
+
+Status Supervisor::Start() {
+  const Status status = StartOnce();
+  if (!status.ok()) Detach();
+  return status;
+}
+
+Status Supervisor::SetUp(std::unique_ptr<ExecutorRings>* out) {
+  auto rings = std::make_unique<ExecutorRings>();
+  const size_t bytes = RecordRing::MemoryBytes(wire::kExecutorRingCapacityBytes);
+  SLICE_ASSIGN_OR_RETURN(Fd command_memfd, CreateMemfd("slice-commands", bytes));
+  SLICE_ASSIGN_OR_RETURN(rings->commands, Mapping::Map(command_memfd, bytes, true));
+  SLICE_ASSIGN_OR_RETURN(Fd report_memfd, CreateMemfd("slice-reports", bytes));
+  SLICE_ASSIGN_OR_RETURN(rings->reports, Mapping::Map(report_memfd, bytes, true));
+  SLICE_ASSIGN_OR_RETURN(rings->engine_event, CreateEventFd());
+  proto::ExecutorRequest request;
+  proto::ExecutorSetup* setup = request.mutable_setup();
+  setup->set_ring_version(wire::kExecutorRingVersion);
+  setup->set_ring_capacity_bytes(wire::kExecutorRingCapacityBytes);
+  std::vector<int> fds = {command_memfd.get(), report_memfd.get(), rings->engine_event.get()};
+  for (const DeviceSpec& device : config_.devices) {
+    proto::ExecutorDevice* item = setup->add_devices();
+    item->set_name(device.name);
+    item->set_backend(device.backend);
+    item->set_ordinal(device.ordinal);
+    item->set_domain(device.domain);
+    item->set_cpu(device.cpu);
+    SLICE_ASSIGN_OR_RETURN(Fd event, CreateEventFd());
+    fds.push_back(event.get());
+    rings->device_events.push_back(std::move(event));
+  }
+  for (const engine::DomainConfig& domain : config_.engine.domains) {
+    proto::ExecutorDomain* item = setup->add_domains();
+    item->set_name(domain.name);
+    item->set_pool_bytes(static_cast<uint64_t>(domain.pool_bytes));
+  }
+  SLICE_RETURN_IF_ERROR(link_->Call(std::move(request), fds, config_.executor_request_timeout));
+  *out = std::move(rings);
+  return Status::Ok();
+}
+
+Status Supervisor::StartOnce() {
+  SLICE_ASSIGN_OR_RETURN(ExecutorProcess process, launcher_->Launch());
+  link_ = std::make_unique<ExecutorLink>(std::move(process));
+  const uint64_t generation = ++generation_;
+  std::unique_ptr<ExecutorRings> rings;
+  SLICE_RETURN_IF_ERROR(SetUp(&rings));
+  std::vector<ExecutorTables::Failure> refused;
+  const Status replayed = tables_.Replay(link_.get(), config_.executor_request_timeout, &refused);
+  for (const ExecutorTables::Failure& failure : refused) {
+    // What a living executor refuses will not get better. What kills it may be a coincidence once, not twice.
+    const bool again = failure.kind == last_bad_entry_[0] && failure.id == last_bad_entry_[1];
+    if (!replayed.ok() && &failure == &refused.back() && !again) {
+      last_bad_entry_[0] = failure.kind;
+      last_bad_entry_[1] = failure.id;
+      continue;
+    }
+    SLICE_LOG_ERROR("server", "entry %d/%u of session %u cannot be given to a new executor: %s", failure.kind, failure.id,
+                    failure.tenant, failure.status.ToString().c_str());
+    tables_.Erase(failure.kind, failure.id);
+    if (failure.tenant != 0) tenant_unusable_(TenantId{failure.tenant}, failure.status);
+  }
+  SLICE_RETURN_IF_ERROR(replayed);
+  SLICE_RETURN_IF_ERROR(poller_->Add(link_->pidfd().get(), EPOLLIN, [this, generation](uint32_t) {
+    if (generation != generation_) return;
+    link_->Kill();
+    Recover(Error(StatusCode::kExecutorLost, "it died"));
+  }));
+  loop_->Call([&] { loop_->AttachExecutor(std::move(rings), generation); });
+  up_ = true;
+  last_bad_entry_[0] = ExecutorTables::kKindCount;
+  SLICE_LOG_INFO("server", "executor %d is ready (%zu table entries)", link_->pid(), tables_.size());
+  return Status::Ok();
+}
+
+void Supervisor::Detach() {
+  up_ = false;
+  if (link_ == nullptr) return;
+  poller_->Remove(link_->pidfd().get());
+  link_->Kill();
+  link_.reset();  // reaps
+  loop_->Call([&] { loop_->DetachExecutor(); });
+}
+
+void Supervisor::Recover(const Status& why) {
+  Status last = why;
+  for (;;) {
+    SLICE_LOG_WARN("server", "executor %d is lost: %s", pid(), last.ToString().c_str());
+    Detach();
+    const TimeNs now = MonotonicNow();
+    deaths_.push_back(now);
+    while (now - deaths_.front() > kDeathWindow) deaths_.pop_front();
+    if (deaths_.size() >= kDeathsMax) {
+      GiveUp(last);
+      return;
+    }
+    last = StartOnce();
+    if (last.ok()) return;
+  }
+}
+
+void Supervisor::GiveUp(const Status& why) {
+  SLICE_LOG_ERROR("server", "the executor died %zu times in %lld s (%s): next try in %lld ms", deaths_.size(),
+                  static_cast<long long>(kDeathWindow / kSecond), why.ToString().c_str(),
+                  static_cast<long long>(backoff_ / kMillisecond));
+  retry_at_ = MonotonicNow() + backoff_;
+  backoff_ = std::min(backoff_ * 2, kBackoffMax);
+  loop_->Call([&] { loop_->ExecutorGivenUp(); });
+}
+
+void Supervisor::OnTimer(TimeNs now) {
+  if (now < retry_at_) return;
+  retry_at_ = kNever;
+  const Status status = StartOnce();
+  if (status.ok()) {
+    backoff_ = kBackoffMin;
+    deaths_.clear();
+    return;
+  }
+  Detach();
+  GiveUp(status);
+}
+
+void Supervisor::Distrust(uint64_t generation, const Status& why) {
+  if (generation != generation_ || link_ == nullptr || !up_) return;
+  link_->Kill();
+  Recover(why);
+}
+
+Status Supervisor::Add(proto::ExecutorRequest request, std::vector<Fd> fds) {
+  ExecutorTables::Entry entry;
+  entry.request = std::move(request);
+  entry.fds = std::move(fds);
+  for (int attempt = 0;; ++attempt) {
+    if (!up_) {
+      return Error(StatusCode::kExecutorLost, "the executor is down and being restarted: try again in a moment");
+    }
+    const Status status = link_->Call(entry.request, entry.raw_fds(), config_.executor_request_timeout);
+    if (status.ok()) break;
+    if (!link_->broken()) return status;
+    Recover(status);
+    if (attempt == 1) {
+      return Error(StatusCode::kExecutorLost, "two executors died while taking this request: %s", status.text().c_str());
+    }
+  }
+  tables_.Insert(std::move(entry));
+  return Status::Ok();
+}
+
+// The executor need not know what is gone: an error here is logged by whoever notices the death.
+void Supervisor::Drop(const proto::ExecutorRequest& request) {
+  if (!up_) return;
+  const Status status = link_->Call(request, {}, config_.executor_request_timeout);
+  if (status.ok()) return;
+  if (link_->broken()) {
+    Recover(status);
+  } else {
+    SLICE_LOG_WARN("server", "the executor refused to drop something: %s", status.ToString().c_str());
+  }
+}
+
+void Supervisor::DropTemplate(TemplateId id) {
+  if (!tables_.Contains(ExecutorTables::kTemplate, id.value)) return;
+  tables_.Erase(ExecutorTables::kTemplate, id.value);
+  proto::ExecutorRequest request;
+  request.set_drop_template(id.value);
+  Drop(request);
+}
+
+void Supervisor::DropSet(TensorSetId id) {
+  if (!tables_.Contains(ExecutorTables::kSet, id.value)) return;
+  tables_.Erase(ExecutorTables::kSet, id.value);
+  proto::ExecutorRequest request;
+  request.set_drop_set(id.value);
+  Drop(request);
+}
+
+void Supervisor::DropBinding(BindingId id) {
+  if (!tables_.Contains(ExecutorTables::kBinding, id.value)) return;
+  tables_.Erase(ExecutorTables::kBinding, id.value);
+  proto::ExecutorRequest request;
+  request.set_drop_binding(id.value);
+  Drop(request);
+}
+
+void Supervisor::DropTenant(TenantId id) {
+  if (!tables_.Contains(ExecutorTables::kTenant, id.value)) return;
+  tables_.EraseTenant(id.value);
+  proto::ExecutorRequest request;
+  request.set_drop_tenant(id.value);
+  Drop(request);
+}
+
+Status Supervisor::Describe(std::string* description) {
+  if (!up_) return Error(StatusCode::kExecutorLost, "the executor is down");
+  proto::ExecutorRequest request;
+  request.set_describe(true);
+  proto::ExecutorAck ack;
+  SLICE_RETURN_IF_ERROR(link_->Call(request, {}, config_.executor_request_timeout, &ack));
+  *description = ack.description();
+  return Status::Ok();
+}
+
+}  // namespace slice::server
