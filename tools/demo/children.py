@@ -15,20 +15,33 @@ import time
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "torch_plugin" / "examples"
 
 CONFIG = """\
-# Written by tools/demo.
+# Written by tools/demo: two CPU devices with a memory domain each; whoever starts the demo may be online.
+[daemon]
 socket = "{socket}"
-policy = "slice"
+
+[[domain]]
+name = "cpu0"
+pool = "256MiB"
+retained = "1GiB"
+
+[[domain]]
+name = "cpu1"
+pool = "256MiB"
+retained = "1GiB"
 
 [[device]]
 name = "cpu0"
-backend = "cpu"
+ordinal = 0
 
 [[device]]
 name = "cpu1"
-backend = "cpu"
+ordinal = 1
+
+[scheduler]
+policy = "slice"
 
 [tenant_defaults]
-class_max = "online"
+class = "online"
 """
 
 
