@@ -100,14 +100,39 @@ Status ControlChannel::Break(Status status) {
 
 void ControlChannel::Shutdown() { ::shutdown(socket_.get(), SHUT_RDWR); }
 
+Status ControlChannel::BeginTurn(TimeNs deadline_ns) {
+  std::unique_lock lock(mutex_);
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::nanoseconds(deadline_ns - MonotonicNow());
+  if (!turn_.wait_until(lock, deadline, [this] { return !calling_; })) {
+    return Error(StatusCode::kTimeout, "an earlier request on '%s' is not answered yet: try again",
+                 path_.c_str());
+  }
+  calling_ = true;
+  return Status::Ok();
+}
+
+void ControlChannel::EndTurn() {
+  {
+    std::lock_guard lock(mutex_);
+    calling_ = false;
+  }
+  turn_.notify_one();
+}
+
 Result<proto::Reply> ControlChannel::Call(proto::Request request, std::span<const int> fds,
                                           std::vector<Fd>* reply_fds, DurationNs timeout) {
   const TimeNs deadline_ns = MonotonicNow() + timeout;
-  std::unique_lock lock(mutex_, std::defer_lock);
-  if (!lock.try_lock_for(std::chrono::nanoseconds(timeout))) {
-    return Error(StatusCode::kTimeout, "another request on '%s' took longer than %lld ms",
-                 path_.c_str(), static_cast<long long>(timeout / kMillisecond));
-  }
+  SLICE_RETURN_IF_ERROR(BeginTurn(deadline_ns));
+  struct Turn {  // ends when CallInTurn throws, too
+    ControlChannel* channel;
+    ~Turn() { channel->EndTurn(); }
+  } turn{this};
+  return CallInTurn(std::move(request), fds, reply_fds, deadline_ns);
+}
+
+Result<proto::Reply> ControlChannel::CallInTurn(proto::Request request, std::span<const int> fds,
+                                                std::vector<Fd>* reply_fds, TimeNs deadline_ns) {
   if (broken()) return broken_status_;
   request.set_id(next_id_++);
   const std::string bytes = request.SerializeAsString();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -59,6 +60,11 @@ class ControlChannel {
  private:
   ControlChannel(Fd socket, std::string path)
       : socket_(std::move(socket)), path_(std::move(path)) {}
+  // Takes the turn, waits for it at most until `deadline_ns`.
+  Status BeginTurn(TimeNs deadline_ns);
+  void EndTurn();
+  Result<proto::Reply> CallInTurn(proto::Request request, std::span<const int> fds,
+                                  std::vector<Fd>* reply_fds, TimeNs deadline_ns);
   Status Break(Status status);
   Status Send(const std::string& bytes, std::span<const int> fds, TimeNs deadline_ns);
   // kTimeout leaves the channel usable.
@@ -66,9 +72,12 @@ class ControlChannel {
 
   Fd socket_;
   std::string path_;
-  std::timed_mutex mutex_;  // one call at a time
-  uint64_t next_id_ = 1;    // under mutex_
-  Status broken_status_;    // written once under mutex_, before broken_
+  // One call at a time. Not a std::timed_mutex: ThreadSanitizer does not know its timed lock.
+  std::mutex mutex_;
+  std::condition_variable turn_;
+  bool calling_ = false;  // under mutex_
+  uint64_t next_id_ = 1;  // in a turn
+  Status broken_status_;  // written once in a turn, before broken_
   std::atomic<bool> broken_{false};
 };
 
