@@ -61,7 +61,7 @@ class SlicePolicy : public Policy {
                    TimeNs earliest);
   TimeNs SliceOpening(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, uint64_t devices);
   void Bucket(const sim::Snapshot& snapshot);
-  static bool Better(const CandidateScore& a, const CandidateScore& b);
+  static bool Better(const CandidateScore& a, const CandidateScore& b, DeviceIndex home);
 
   std::string_view name_;
   bool admits_offline_;

@@ -53,7 +53,7 @@ Decision SlicePolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim:
   if (outcomes_.size() > 1) {
     Bucket(snapshot);
     std::sort(outcomes_.begin(), outcomes_.end(),
-              [](const Outcome& a, const Outcome& b) { return Better(a.score, b.score); });
+              [home](const Outcome& a, const Outcome& b) { return Better(a.score, b.score, home); });
   }
   // Where nothing fits, home does: its reservation holds whatever runs there.
   size_t chosen = 0;
@@ -203,11 +203,11 @@ void SlicePolicy::Bucket(const sim::Snapshot& snapshot) {
   }
 }
 
-bool SlicePolicy::Better(const CandidateScore& a, const CandidateScore& b) {
+bool SlicePolicy::Better(const CandidateScore& a, const CandidateScore& b, DeviceIndex home) {
   return std::make_tuple(!a.feasible, a.lateness_bucket, a.online_added_bucket, a.batch_finish_bucket, a.bytes_moved,
-                         a.defer, a.balance, a.device) <
+                         a.defer, a.balance, a.device != home, a.device) <
          std::make_tuple(!b.feasible, b.lateness_bucket, b.online_added_bucket, b.batch_finish_bucket, b.bytes_moved,
-                         b.defer, b.balance, b.device);
+                         b.defer, b.balance, b.device != home, b.device);
 }
 
 }  // namespace slice::sched
