@@ -116,7 +116,9 @@ _STATE_GUARDS = {
     "DEFAULT_DEVICE", "AUTOCAST_STATE",
 }  # fmt: skip
 _VALUE_GUARDS = {"CONSTANT_MATCH", "EQUALS_MATCH"}
-_MODULE_PARTS = ("_modules", "_parameters", "_buffers")
+# About classes and module attributes: true for the life of a serving process.
+_STRUCTURE_GUARDS = {"DICT_CONTAINS", "NOT_PRESENT_IN_GENERIC_DICT", "HASATTR", "CLOSURE_MATCH", "FUNCTION_MATCH"}
+_STRUCTURE_NAMES = ("_modules", "_parameters", "_buffers", ".layers[", ".config", "__mro__")
 
 
 def guard_filter(guards):
@@ -135,7 +137,9 @@ def _keeps(guard):
         return True
     name = guard.orig_guard.name
     name = name() if callable(name) else name
-    if any(part in name for part in _MODULE_PARTS) or ".layers[" in name or name.startswith("L['self']"):
+    if guard.guard_type in _STRUCTURE_GUARDS or any(part in name for part in _STRUCTURE_NAMES):
+        return False
+    if name.startswith("L['self']"):
         return False
     if guard.is_global or name.startswith("G["):
         return guard.guard_type in _VALUE_GUARDS and "__import_" not in name

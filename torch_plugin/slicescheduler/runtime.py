@@ -14,7 +14,6 @@ Threads: a Runner may be called by several threads at once. Blocks: until the gr
 
 import collections
 import ctypes
-import math
 import operator
 import threading
 import time
@@ -23,7 +22,7 @@ import torch
 
 from . import _abi, weights
 from ._proto import template_pb2 as pb
-from .capture import contiguous_strides, dense_strides
+from .capture import contiguous_strides
 from .errors import DaemonUnavailable, InvalidArgument, SliceError, StateLost, Unsupported
 from .expressions import compile_expressions
 from .request import current_request
@@ -78,17 +77,20 @@ class _InputPlan:
 
 
 class _ResultPlan:
-    """One tensor result: how it lies in its slot. The rule is dense_strides(), shared with the executor."""
+    """One tensor result. It lies in its slot as its meta says: own strides, behind its storage offset."""
 
-    __slots__ = ("dtype", "sizes", "strides", "count", "nbytes")
+    __slots__ = ("dtype", "sizes", "strides", "offset", "count", "nbytes")
 
     def __init__(self, layout):
         self.dtype = layout.dtype
         self.sizes = tuple(layout.sizes)
-        strides = dense_strides(self.sizes, layout.strides)
-        self.strides = None if strides == contiguous_strides(self.sizes) else strides
-        self.count = math.prod(self.sizes)
+        self.strides = tuple(layout.strides)
+        self.offset = layout.storage_offset
+        count = extent(self.sizes, self.strides)
+        self.count = count + self.offset if count else 0
         self.nbytes = self.count * self.dtype.itemsize
+        if self.offset == 0 and self.strides == contiguous_strides(self.sizes):
+            self.strides = None  # the usual case: a plain view is enough
 
 
 class _Plan:
@@ -532,7 +534,7 @@ def _result(connection, slot, item):
     flat = torch.frombuffer(buffer, dtype=item.dtype, count=item.count)
     if item.strides is None:
         return flat.view(item.sizes)
-    return flat.as_strided(item.sizes, item.strides)
+    return flat.as_strided(item.sizes, item.strides, item.offset)
 
 
 def _getter(positions):

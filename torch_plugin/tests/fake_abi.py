@@ -22,7 +22,6 @@ from reference import Reference
 
 from slicescheduler import _abi
 from slicescheduler._proto import template_pb2 as pb
-from slicescheduler.capture import dense_strides
 from slicescheduler.expressions import evaluate
 from slicescheduler.serialize import dtype_from_proto
 from slicescheduler.tensors import extent
@@ -451,13 +450,13 @@ class FakeSlice:
             results = [out.value for out in template.outputs if out.WhichOneof("kind") == "value"]
             assert len(results) == args.output_count
             for k, value in enumerate(results):
-                dtype, sizes, strides, _, _ = program.bytes_of(value, symbols)
-                strides = dense_strides(sizes, strides)
+                dtype, sizes, strides, offset, count = program.bytes_of(value, symbols)
                 slot = args.outputs[k]
-                if slot.bytes != extent(sizes, strides) * dtype.itemsize:
+                if slot.bytes != (offset + count) * dtype.itemsize:
                     raise Fault(_abi.ERR_BOUNDS, f"result {k}: {slot.bytes} bytes")
                 self._slot(session, slot.offset, slot.bytes)
-                tensor_at(session.arena.map, slot.offset, dtype, sizes, strides).copy_(frame[value])
+                place = slot.offset + offset * dtype.itemsize
+                tensor_at(session.arena.map, place, dtype, sizes, strides).copy_(frame[value])
 
     def _cancel(self, handle, ticket):
         self._session(handle)
