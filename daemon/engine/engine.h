@@ -42,6 +42,7 @@ struct Config {
   uint32_t live_ops_max = 100'000;
   int64_t workspace_margin_bytes = 1 << 20;  // kernels' undeclared workspace per op
   bool drop_late = false;
+  uint64_t epoch = 0;                  // of the daemon's start; shown in the GMG's header
 };
 
 struct TenantConfig {
@@ -69,6 +70,8 @@ struct TensorSetConfig {
     uint64_t meta_hash = 0;            // dtype, sizes, strides: must equal the template's static input
   };
   std::vector<Tensor> tensors;
+  // Managed: further domains in which the shell attached a segment for the set, so that its pieces may move there.
+  uint64_t segment_domains = 0;
 };
 struct TensorRef {
   TensorSetId set;

@@ -1,0 +1,313 @@
+// The engine's inside. One class over several files, by what they decide:
+//
+//   engine.cc            construction, Run, NextWake, policy switch
+//   tables.cc            tenants, templates, sets, bindings: the cold calls
+//   tenants.cc           sequences, commands of tenants on pieces, death of a tenant
+//   admission.cc         submit checks, reservations, start and end of an instance
+//   rounds.cc            op batches -> placements
+//   issue.cc             placements -> Issue records; windows, recall
+//   memory.cc            peaks, grants, death of values
+//   transfers.cc         Watch/Recv/Send, moves of pieces, replicas
+//   reports.cc           the executor's records
+//   recovery.cc          loss and return of the executor
+//   snapshot_builder.cc  the live window for what-if
+//   report_json.cc       status texts
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "daemon/engine/engine.h"
+#include "daemon/engine/state.h"
+#include "daemon/estimate/estimator.h"
+#include "daemon/gmg/gmg.h"
+#include "daemon/gmg/ledger.h"
+#include "daemon/sched/policy.h"
+#include "daemon/sim/simulator.h"
+#include "daemon/transfer/arbiter.h"
+
+namespace slice::engine {
+
+// Bytes that an allocation of `bytes` takes in the executor's pools.
+inline int64_t Charged(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(const Config& config, std::span<std::byte> gmg_memory, Sink* sink);
+
+  Status AddTenant(const TenantConfig& tenant, TimeNs now) override;
+  void RemoveTenant(TenantId tenant, TimeNs now) override;
+  bool TenantGone(TenantId tenant) const override;
+  Status AddTemplate(TemplateId id, std::shared_ptr<const graph::Template> graph) override;
+  Status RemoveTemplate(TemplateId id) override;
+  Status AddTensorSet(const TensorSetConfig& set, TimeNs now) override;
+  Status RemoveTensorSet(TensorSetId set, TimeNs now) override;
+  bool TensorSetGone(TensorSetId set) const override;
+  Status Replicate(TensorSetId set, DomainIndex domain, TimeNs now) override;
+  bool ReplicasReady(TensorSetId set, DomainIndex domain) const override;
+  Status AddBinding(const BindingConfig& binding) override;
+  Status RemoveBinding(BindingId binding) override;
+  Status SetPolicy(std::string_view name, TimeNs now) override;
+
+  void Handle(const Submit& submit, TimeNs now) override;
+  void Handle(const OpenSequence& open, TimeNs now) override;
+  void CloseSequence(TenantId tenant, uint64_t sequence, TimeNs now) override;
+  void Cancel(TenantId tenant, uint64_t cookie, TimeNs now) override;
+  void Handle(const TensorCommand& command, TimeNs now) override;
+  Status HandleReport(uint32_t type, std::span<const std::byte> payload, TimeNs now) override;
+  void ExecutorLost(TimeNs now) override;
+  void ExecutorReady(TimeNs now) override;
+  void ExecutorGivenUp(TimeNs now) override;
+  void Run(TimeNs now) override;
+  TimeNs NextWake() const override;
+
+  const Counters& counters() const override { return counters_; }
+  std::string policy_name() const override { return std::string(policy_->name()); }
+  std::string StatusJson(TimeNs now) const override;
+  std::string DevicesJson(TimeNs now) const override;
+  std::string TenantsJson(TimeNs now) const override;
+
+  // Errors: INVALID (config).
+  static Status CheckConfig(const Config& config);
+  Status Initialise();
+
+ private:
+  // ---- engine.cc
+  void ScheduleWake(TimeNs now);
+  void Publish();                      // device, domain and tenant records of the GMG; closes the instance blocks
+  Tenant* FindTenant(TenantId id) const;
+  Sequence* FindSequence(TenantId tenant, uint64_t number) const;
+  Instance* FindInstance(uint64_t id) const;
+  ServiceClass QueueClass(const Instance& instance) const;  // as the policy orders queues
+  const sched::OrderKey& Key(Instance* instance);
+  void CompleteCookie(Tenant* tenant, const wire::CompletionSlot& completion, const std::string& text);
+  gmg::OpRecord& Op(const Instance& instance, uint32_t op) { return gmg_.ops(instance.slot)[op]; }
+  gmg::TensorRecord& Value(const Instance& instance, uint32_t crossing) { return gmg_.tensors(instance.slot)[crossing]; }
+  void SetState(Instance* instance, uint32_t op, gmg::OpState state);
+  uint64_t DomainDevices(DomainIndex domain) const { return domain_devices_[domain]; }
+  DomainIndex DomainOf(DeviceIndex device) const { return devices_[device].domain; }
+  template <typename Record>
+  void Send(wire::CommandType type, const Record& record, DeviceIndex wake = kNoDevice);
+
+  // ---- tables.cc
+  void ReapSet(TensorSet* set);        // frees it when it is being removed and nothing uses it
+  void ReapBinding(Binding* binding);
+  void ReapTenant(Tenant* tenant);
+  Status PlanBinding(Binding* binding);
+  void PublishPiece(const Piece& piece);
+
+  // ---- tenants.cc
+  void ReapSequence(Sequence* sequence);
+  void PublishSequence(const Sequence& sequence);
+  void RefuseCommand(Tenant* tenant, const TensorCommand& command, StatusCode code, const std::string& text, TimeNs now);
+  Status CheckCommand(Tenant* tenant, const TensorCommand& command);
+  void PumpCommands(Piece* piece, TimeNs now);     // starts what came to the head of its queue
+  void StartPart(CommandPart* part, TimeNs now);
+  void FinishPart(CommandPart* part, StatusCode status, TimeNs now);
+  void CompleteCommand(Command* command, TimeNs now);
+  CommandPart* NewPart();
+  CommandPart* FindPart(uint64_t id);
+  void DropWaitingParts(Command* command, StatusCode status, TimeNs now);
+
+  // ---- admission.cc
+  Status CheckSubmit(Tenant* tenant, const Submit& submit, Binding** binding, Sequence** sequence);
+  Status CheckRanges(const Tenant& tenant, std::span<const wire::ArenaRange> outputs) const;
+  Status CheckFits(const Instance& instance);
+  void Refuse(Tenant* tenant, uint64_t cookie, const Status& status, TimeNs now);
+  Instance* NewInstance(const graph::Template& graph, const graph::BoundSizes& sizes);
+  void FillInstance(Instance* instance, Tenant* tenant, Binding* binding, Sequence* sequence, const Submit& submit,
+                    TimeNs now);
+  void Enqueue(Instance* instance);
+  void InsertWaiting(Instance* instance);
+  void BoostEarlier(const Instance& instance);
+  void AssignHome(Instance* instance);
+  bool EarlierStarted(const Instance& instance) const;
+  void AdmitWaiting(TimeNs now);
+  bool TryStart(Instance* instance, TimeNs now, uint64_t* blocked_domains);
+  void SendStart(Instance* instance);
+  void CompleteInstance(Instance* instance, StatusCode code, const std::string& text, uint32_t failed_op, TimeNs now);
+  void FailInstance(Instance* instance, StatusCode code, const std::string& text, uint32_t failed_op, TimeNs now);
+  void EndInstance(Instance* instance, TimeNs now);
+  void Finalise(Instance* instance, TimeNs now);   // nothing of it is left in the executor
+  void LeavePieces(Instance* instance, TimeNs now);
+  void LosePiece(Piece* piece, TimeNs now);
+  void NoteOnlineArrival(const Instance& instance, TimeNs now);
+
+  // ---- memory.cc
+  void ComputePeaks(const Instance& instance, std::vector<int64_t>* peaks, std::vector<int64_t>* lanes);
+  bool InOrder(const Instance& instance, uint32_t op, DeviceIndex device);
+  int64_t ScratchBytes(const Instance& instance, uint32_t op) const;
+  int64_t OutputBytes(const Instance& instance, uint32_t op) const;
+  int64_t MissingInputBytes(const Instance& instance, uint32_t op, DomainIndex domain);
+  bool TakeGrant(Instance* instance, uint32_t op, DeviceIndex device);
+  void ReleaseOutputs(Instance* instance, uint32_t op);
+  void ReleaseScratch(Instance* instance, uint32_t op);
+  void ReleaseValueIfDead(Instance* instance, uint32_t crossing);
+  void ReleaseDynamicIfDead(Instance* instance, uint32_t dynamic);
+  void ReleaseAllMemory(Instance* instance);
+  void RecomputeLane(DeviceIndex device);
+
+  // ---- rounds.cc
+  bool Round(TimeNs now);              // false: nothing more to place now
+  bool MayPlace(const Instance& instance, TimeNs now);
+  bool CollectBatch(Instance* instance, std::vector<uint32_t>* batch);
+  uint64_t AllowedDevices(const Instance& instance, uint32_t op);
+  bool CanMove(const Piece& piece, const Instance& instance, DomainIndex domain) const;
+  void Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device, TimeNs now);
+  void Defer(Instance* instance, TimeNs retry_at, TimeNs now, const char* cause);
+  void LogDecision(const Instance& instance, std::span<const uint32_t> batch, const sched::Decision& decision, TimeNs now);
+  DurationNs Backlog(const DeviceState& device, ServiceClass service_class) const;
+  void WakeDeferred();
+
+  // ---- issue.cc
+  void UpdatePhantoms(TimeNs now);
+  bool IssueAll(TimeNs now);           // true: something went back to be placed anew
+  bool IssueOn(DeviceState* device, TimeNs now);
+  enum class Ready : uint8_t { kNo, kYes, kReplaced };
+  Ready Prepare(Instance* instance, uint32_t op, DeviceState* device, TimeNs now);
+  bool PiecesReady(Instance* instance, uint32_t op, DomainIndex domain, bool* must_move);
+  bool SliceAllows(const Instance& instance, uint32_t op, const DeviceState& device, TimeNs now, TimeNs* wake,
+                   wire::Issue* issue) const;
+  void IssueOp(Instance* instance, uint32_t op, DeviceState* device, const wire::Issue& window, TimeNs now);
+  TimeNs FreeAt(const DeviceState& device, TimeNs now) const;
+  TimeNs LaunchedEnd(const DeviceState& device, TimeNs now, bool* overrun) const;
+  DurationNs Duration(const OpRef& ref) const { return ref.instance->ops[ref.op].duration; }
+  void RecallOffline(uint64_t devices, TimeNs now, const char* cause);
+  void RecallOp(Instance* instance, uint32_t op, TimeNs now);
+  void WantUnplace(Instance* instance, uint32_t op);
+  void UnplaceWanted(Instance* instance, TimeNs now);
+
+  // ---- transfers.cc
+  Transfer* NewTransfer(Tenant* tenant, DomainIndex source, DomainIndex destination, ServiceClass service_class,
+                        int64_t bytes, TimeNs now);
+  Transfer* FindTransfer(uint64_t id);
+  void WatchValue(Instance* instance, uint32_t crossing, DomainIndex destination, TimeNs now);
+  bool IsAdmitted(const Instance& instance, uint32_t crossing, DomainIndex destination) const;
+  void StartMove(Piece* piece, Instance* instance, DomainIndex destination, TimeNs now);
+  void SendWatch(const Transfer& transfer);
+  void RunArbiter(TimeNs now);
+  void CancelTransfer(Transfer* transfer);
+  void PublishTransfer(const Transfer& transfer, gmg::TransferState state);
+  void ForgetMove(Piece* piece, TimeNs now);
+  void SettleTransfer(Transfer* transfer, StatusCode status, TimeNs now);
+  void FreeTransfer(Transfer* transfer);
+  void PumpReplications(TimeNs now);
+  void EndReplication(size_t index);
+
+  // ---- reports.cc
+  Status OnStarted(const wire::Started& report, TimeNs now);
+  Status OnFinished(const wire::Finished& report, TimeNs now);
+  Status OnFailed(const wire::Failed& report, TimeNs now);
+  Status OnRecalled(const wire::Recalled& report, TimeNs now);
+  Status OnIntent(const wire::Intent& report, TimeNs now);
+  Status OnTransferDone(const wire::TransferDone& report, TimeNs now);
+  Status OnCommandDone(const wire::CommandDone& report, TimeNs now);
+  Status OnInstanceEnded(const wire::InstanceEnded& report, TimeNs now);
+  Status FindOp(uint64_t instance, uint32_t attempt, uint32_t op, Instance** found);
+  void Launch(Instance* instance, uint32_t op, TimeNs start);
+  void OpDone(Instance* instance, uint32_t op, TimeNs now);
+  void RecordOp(Instance* instance, uint32_t op, const wire::Finished& report, TimeNs now);
+  void RecordLatency(const Instance& instance);
+
+  // ---- recovery.cc
+  void RestartInstance(Instance* instance);
+  void SettleEverythingInFlight(TimeNs now);
+
+  // ---- snapshot_builder.cc
+  void BuildSnapshot(TimeNs now, Instance* first);  // `first`: its unscheduled ops come in before all others'
+  void AddOps(Instance* instance, bool unscheduled, TimeNs now);
+  void Link(Instance* instance);
+  void AddUses(Instance* instance, uint32_t op, sim::SnapOp* snap);
+  void SealEdges();
+  sim::TensorIndex ValueTensor(Instance* instance, uint32_t crossing);
+  sim::TensorIndex PieceTensor(Piece* piece);
+  void PredictPending(TimeNs now);
+
+  const Config config_;
+  Sink* const sink_;
+  gmg::Gmg gmg_;
+  gmg::Ledger ledger_;
+  transfer::Arbiter arbiter_;
+  estimate::OpEstimator op_estimator_;
+  estimate::TransferEstimator transfer_estimator_;
+  estimate::GapEstimator gap_estimator_;
+  sim::Simulator simulator_;
+  std::unique_ptr<sched::Policy> policy_;
+
+  std::unordered_map<TenantId, std::unique_ptr<Tenant>> tenants_;
+  std::unordered_map<TemplateId, std::unique_ptr<TemplateEntry>> templates_;
+  std::unordered_map<TensorSetId, std::unique_ptr<TensorSet>> sets_;
+  std::unordered_map<BindingId, std::unique_ptr<Binding>> bindings_;
+  struct SequenceKey {
+    TenantId tenant;
+    uint64_t number;
+    friend bool operator==(const SequenceKey&, const SequenceKey&) = default;
+  };
+  struct SequenceHash {
+    size_t operator()(const SequenceKey& key) const { return std::hash<uint64_t>{}(key.number * 1024 + key.tenant.value); }
+  };
+  std::unordered_map<SequenceKey, std::unique_ptr<Sequence>, SequenceHash> sequences_;
+  std::vector<std::unique_ptr<Instance>> instances_;   // by slot, reused
+  std::vector<std::unique_ptr<Transfer>> transfers_;   // by slot, reused
+  std::vector<uint32_t> free_transfers_;
+  std::vector<std::unique_ptr<CommandPart>> parts_;
+  std::vector<uint32_t> free_parts_;
+  std::vector<std::unique_ptr<Command>> commands_;
+  std::vector<Replication> replications_;
+  std::vector<Instance*> waiting_;                     // admission order
+  std::vector<Instance*> started_;
+  std::vector<DeviceState> devices_;
+  std::vector<uint64_t> domain_devices_;
+  std::vector<InstanceId> predict_;                    // submitted, not yet predicted
+  std::vector<Sequence*> between_;                     // open online ones between two steps: their phantoms
+
+  bool executor_up_ = true;
+  bool given_up_ = false;
+  bool admission_dirty_ = false;       // memory was freed, something arrived, an earlier entry started
+  bool deferral_event_ = false;        // look at deferred batches again
+  bool work_dirty_ = false;            // placements or issues may be possible
+  DurationNs report_latency_p99_ = 0;  // "done" in the executor -> here
+  uint64_t run_stamp_ = 0;
+  uint64_t next_creation_ = 1;
+  uint64_t next_order_ = 1;
+  uint64_t next_sequence_ = 1;
+  TimeNs next_wake_ = kNever;
+  TimeNs now_ = 0;
+  Counters counters_;
+  ClassCounters class_counters_[2];
+  std::vector<float> prediction_errors_[2];            // rings of relative errors
+  size_t prediction_next_[2] = {0, 0};
+
+  // Scratch, reused.
+  sim::Snapshot snapshot_;
+  sim::Timeline timeline_;
+  std::vector<Instance*> window_;
+  std::vector<Instance*> round_order_;
+  bool round_order_fresh_ = false;
+  bool snapshot_fresh_ = false;
+  int deferrals_left_ = 0;
+  std::vector<uint32_t> batch_, missing_;
+  std::vector<OpRef> issue_order_, recall_;
+  std::vector<sim::OpIndex> batch_snapshot_;
+  struct Edge {
+    sim::OpIndex from, to;
+  };
+  std::vector<Edge> edges_;
+  std::vector<sim::OpIndex> mine_;
+  uint64_t snapshot_stamp_ = 0;
+  std::vector<int64_t> peaks_, lanes_;
+  std::vector<TransferId> admitted_;
+  std::vector<std::byte> record_;
+  graph::BoundSizes bound_;
+};
+
+template <typename Record>
+void EngineImpl::Send(wire::CommandType type, const Record& record, DeviceIndex wake) {
+  if (!executor_up_) return;
+  sink_->ToExecutor(type, {reinterpret_cast<const std::byte*>(&record), sizeof(record)}, wake);
+}
+
+}  // namespace slice::engine

@@ -1,0 +1,243 @@
+// Rounds: the best unscheduled op, its connected batch, the policy's decision, the placement (scheduling rules 1, 4, 5).
+#include <algorithm>
+
+#include "daemon/engine/engine_impl.h"
+
+namespace slice::engine {
+
+using gmg::AccessEntry;
+using gmg::OpState;
+
+namespace {
+constexpr int kDeferralsPerRun = 4;             // the best deferred batches; the rest would be deferred as well
+constexpr DurationNs kRetryMin = 100 * kMicrosecond;
+constexpr DurationNs kRetryMax = 50 * kMillisecond;  // a deferral always has a wake
+}  // namespace
+
+const sched::OrderKey& EngineImpl::Key(Instance* instance) {
+  if (instance->key_stamp != run_stamp_) {
+    sched::WorkItem item;
+    item.service_class = instance->boosted_class;
+    item.priority = instance->priority;
+    item.arrival = instance->arrival;
+    item.deadline = instance->deadline;
+    item.work_left = instance->work_left;
+    item.creation = instance->creation;
+    instance->key = policy_->Key(item, now_);
+    instance->key_stamp = run_stamp_;
+  }
+  return instance->key;
+}
+
+DurationNs EngineImpl::Backlog(const DeviceState& device, ServiceClass service_class) const {
+  DurationNs total = 0;
+  for (const auto* const list : {&device.placed, &device.issued, &device.launched}) {
+    for (const OpRef& ref : *list) {
+      if (QueueClass(*ref.instance) <= service_class) total += Duration(ref);
+    }
+  }
+  return total;
+}
+
+bool EngineImpl::CanMove(const Piece& piece, const Instance& instance, DomainIndex domain) const {
+  if (!piece.managed || piece.lost || piece.moving || (piece.set->config.segment_domains >> domain & 1) == 0 ||
+      piece.bytes > ledger_.retained_free(domain)) {
+    return false;
+  }
+  // Only while nobody else who has started counts on its place, and no better class is queued behind.
+  for (const AccessEntry& entry : piece.queue.entries()) {
+    if (entry.kind == AccessEntry::Kind::kMove) return false;
+    if (entry.kind != AccessEntry::Kind::kInstance) continue;
+    if (entry.owner == instance.id.value) {
+      if (entry.uses_left != 1) return false;
+      continue;
+    }
+    const Instance* const other = FindInstance(entry.owner);
+    if (other == nullptr || other->phase != Phase::kWaiting || other->service_class < instance.service_class) return false;
+  }
+  return true;
+}
+
+uint64_t EngineImpl::AllowedDevices(const Instance& instance, uint32_t op) {
+  const OpExtra& extra = instance.ops[op];
+  const DomainIndex home = instance.home[op];
+  uint64_t domains = ~uint64_t{0};
+  if (extra.home_only) domains = uint64_t{1} << home;
+  for (const TensorSet* const set : instance.binding->group_constants[op]) domains &= set->resident;
+  for (const PieceUse& use : instance.binding->group_pieces[op]) {
+    uint64_t reachable = uint64_t{1} << use.piece->domain;
+    for (DomainIndex d = 0; d < config_.domains.size(); ++d) {
+      if ((reachable >> d & 1) == 0 && (domains >> d & 1) != 0 && CanMove(*use.piece, instance, d)) reachable |= uint64_t{1} << d;
+    }
+    domains &= reachable;
+  }
+  uint64_t devices = 0;
+  for (DomainIndex d = 0; d < config_.domains.size(); ++d) {
+    if ((domains >> d & 1) == 0) continue;
+    if (d == home) {
+      devices |= DomainDevices(d);
+      continue;
+    }
+    const int64_t bytes = OutputBytes(instance, op) + MissingInputBytes(instance, op, d);
+    const int64_t workspace = Charged(instance.sizes.workspace_bytes[op] + config_.workspace_margin_bytes);
+    for (uint64_t mask = DomainDevices(d); mask != 0; mask &= mask - 1) {
+      const auto device = static_cast<DeviceIndex>(__builtin_ctzll(mask));
+      if (bytes + ledger_.LaneRaise(device, workspace) <= ledger_.pool_free(d)) devices |= uint64_t{1} << device;
+    }
+  }
+  return devices & instance.tenant->config.device_mask;
+}
+
+// The first op of the unscheduled frontier and what follows it, while one device may run all of it.
+bool EngineImpl::CollectBatch(Instance* instance, std::vector<uint32_t>* batch) {
+  batch->clear();
+  const gmg::OpRecord* const ops = gmg_.ops(instance->slot);
+  const auto op_count = static_cast<uint32_t>(instance->ops.size());
+  uint64_t allowed = ~uint64_t{0};
+  DurationNs time = 0;
+  for (uint32_t op = instance->first_unfinished; op < op_count && batch->size() < config_.batch_ops_max; ++op) {
+    if (ops[op].state != OpState::kUnscheduled) continue;
+    bool connected = batch->empty(), ready = true;
+    for (const uint32_t before : instance->graph->groups()[op].predecessors) {
+      const bool inside = std::binary_search(batch->begin(), batch->end(), before);
+      connected |= inside;
+      ready &= inside || gmg::IsPlacedOrLater(ops[before].state);
+    }
+    if (!connected || !ready) continue;
+    if (!batch->empty() && time + instance->ops[op].duration > config_.batch_time_max) break;
+    const uint64_t both = allowed & AllowedDevices(*instance, op);
+    if (!batch->empty() && both == 0) break;
+    allowed = both;
+    time += instance->ops[op].duration;
+    batch->push_back(op);
+  }
+  return !batch->empty();
+}
+
+bool EngineImpl::MayPlace(const Instance& instance, TimeNs now) {
+  if (instance.unscheduled == 0 || instance.phase != Phase::kStarted || instance.retry_at > now) return false;
+  return policy_->Admits(instance.service_class);
+}
+
+bool EngineImpl::Round(TimeNs now) {
+  if (!round_order_fresh_) {
+    round_order_.clear();
+    for (Instance* const instance : started_) {
+      if (MayPlace(*instance, now)) round_order_.push_back(instance);
+    }
+    std::sort(round_order_.begin(), round_order_.end(),
+              [this](Instance* a, Instance* b) { return sched::Less(Key(a), Key(b)); });
+    round_order_fresh_ = true;
+    deferrals_left_ = kDeferralsPerRun;
+  }
+  for (Instance* const instance : round_order_) {
+    if (!MayPlace(*instance, now)) continue;
+    if (deferrals_left_ == 0 && instance->boosted_class == ServiceClass::kOffline) continue;
+    // Enough is placed where it could go: events of those devices bring us back.
+    uint64_t open_devices = 0;
+    const ServiceClass service_class = QueueClass(*instance);
+    for (const DeviceState& device : devices_) {
+      if (device.placed.size() < 2 * config_.batch_ops_max && Backlog(device, service_class) < 2 * config_.batch_time_max) {
+        open_devices |= uint64_t{1} << device.index;
+      }
+    }
+    if (open_devices == 0) return false;
+    if (!CollectBatch(instance, &batch_)) continue;
+    const uint64_t allowed = AllowedDevices(*instance, batch_[0]);
+    if (allowed == 0) {
+      Defer(instance, now + kMillisecond, now, "no device may run it now");
+      continue;
+    }
+    if ((allowed & open_devices) == 0) continue;
+    if (!snapshot_fresh_ || instance->ops[batch_[0]].snapshot == sim::kNone) BuildSnapshot(now, instance);
+    batch_snapshot_.clear();
+    for (const uint32_t op : batch_) batch_snapshot_.push_back(instance->ops[op].snapshot);
+    ++counters_.rounds;
+    const sched::Decision decision = policy_->Decide(snapshot_, batch_snapshot_, instance->tenant->config.home);
+    LogDecision(*instance, batch_, decision, now);
+    if (!decision.placed) {
+      --deferrals_left_;
+      Defer(instance, decision.retry_at, now, "policy");
+      continue;
+    }
+    const size_t count = decision.op_count == 0 ? batch_.size() : std::min<size_t>(decision.op_count, batch_.size());
+    SLICE_CHECK(decision.device < devices_.size(), "policy chose a device that does not exist");
+    Commit(instance, {batch_.data(), count}, decision.device, now);
+    return true;
+  }
+  return false;
+}
+
+void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device, TimeNs now) {
+  DeviceState& state = devices_[device];
+  instance->retry_at = 0;
+  for (const uint32_t op : batch) {
+    Op(*instance, op).device = device;
+    SetState(instance, op, OpState::kPlaced);
+    state.placed.push_back({instance, op});
+    const sim::OpIndex index = instance->ops[op].snapshot;
+    if (index != sim::kNone) {
+      snapshot_.ops[index].state = sim::OpState::kPlaced;
+      snapshot_.ops[index].device = device;
+    }
+  }
+  work_dirty_ = true;
+  static_cast<void>(now);
+}
+
+void EngineImpl::Defer(Instance* instance, TimeNs retry_at, TimeNs now, const char* cause) {
+  if (retry_at == kNever || retry_at > now + kRetryMax) retry_at = now + kRetryMax;
+  instance->retry_at = std::max(retry_at, now + kRetryMin);
+  ++counters_.deferrals;
+  TraceEvent event;
+  event.kind = TraceEvent::Kind::kDefer;
+  event.tenant = instance->tenant->config.id;
+  event.service_class = instance->service_class;
+  event.instance = instance->id;
+  event.op = batch_.empty() ? 0 : batch_[0];
+  event.start = now;
+  event.finish = instance->retry_at;
+  event.text = cause;
+  sink_->Trace(event);
+}
+
+void EngineImpl::WakeDeferred() {
+  for (Instance* const instance : started_) instance->retry_at = 0;
+}
+
+void EngineImpl::LogDecision(const Instance& instance, std::span<const uint32_t> batch, const sched::Decision& decision,
+                             TimeNs now) {
+  gmg::SegmentHeader& header = gmg_.header();
+  const uint64_t number = header.decision_count;
+  auto* const record = gmg_.At<gmg::DecisionRecord>(gmg::kDecisions, static_cast<uint32_t>(number % gmg_.count(gmg::kDecisions)));
+  gmg::Gmg::UpdateRecord(record, [&] {
+    record->tenant = instance.tenant->config.id.value;
+    record->number = number + 1;
+    record->time_ns = now;
+    record->instance = instance.id.value;
+    record->op = batch[0];
+    record->op_count = static_cast<uint32_t>(batch.size());
+    record->device = decision.placed ? decision.device : kNoDevice;
+    record->service_class = static_cast<uint8_t>(instance.service_class);
+    record->retry_at_ns = decision.retry_at;
+    const size_t count = std::min(decision.candidates.size(), gmg::kDecisionCandidatesMax);
+    record->candidate_count = static_cast<uint16_t>(count);
+    const auto narrow = [](int64_t n) { return static_cast<int32_t>(std::clamp<int64_t>(n, INT32_MIN, INT32_MAX)); };
+    for (size_t i = 0; i < count; ++i) {
+      const sched::CandidateScore& score = decision.candidates[i];
+      gmg::DecisionCandidate& out = record->candidates[i];
+      out.defer = uint8_t{score.defer};
+      out.device = score.device;
+      out.feasible = uint8_t{score.feasible};
+      out.chosen = uint8_t{score.defer ? !decision.placed : decision.placed && score.device == decision.device};
+      out.lateness_bucket = narrow(score.lateness_bucket);
+      out.online_added_bucket = narrow(score.online_added_bucket);
+      out.batch_finish_bucket = narrow(score.batch_finish_bucket);
+      out.bytes_moved = score.bytes_moved;
+      out.batch_finish_ns = score.batch_finish;
+    }
+  });
+  header.decision_count = number + 1;
+}
+
+}  // namespace slice::engine
