@@ -300,7 +300,7 @@ Status Session::AllocTensors(const std::vector<TensorSpec>& specs, slice_tensor_
   SLICE_ASSIGN_OR_RETURN(const proto::Reply reply, Call(std::move(request), {}, &fds));
   const proto::TensorsReply& made = reply.tensors();
   std::shared_ptr<Mapping> view;
-  if (!fds.empty()) {  // no descriptor: the home memory cannot be mapped (a GPU's)
+  if (!fds.empty()) {  // no descriptor: the daemon shows no view of the home memory
     if (static_cast<size_t>(made.offsets_size()) != specs.size()) {
       return BreakProtocol(std::to_string(made.offsets_size()) + " tensor offsets came, " +
                            std::to_string(specs.size()) + " were expected");

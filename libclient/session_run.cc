@@ -82,7 +82,9 @@ Status Session::PushLocked(wire::SubmitSlot slot, std::span<const wire::Argument
     if (ticket != nullptr) tickets_.erase(slot.cookie);
   }
   if (status.code() == StatusCode::kProtocol) BreakLocked(status);
-  // A caller that only tries again would never learn that the daemon is gone.
+  // A caller that only tries again would keep the daemon from going on (it stops while its
+  // completion ring is full), and would never learn that the daemon is gone.
+  if (status.code() == StatusCode::kWouldBlock) DrainLocked();
   if (status.code() == StatusCode::kWouldBlock && channel_->HungUp())
     BreakLocked(channel_->LostStatus());
   return broken_.ok() ? status : broken_;

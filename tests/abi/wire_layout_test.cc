@@ -12,9 +12,10 @@
 namespace slice::wire {
 namespace {
 
-#define AT(type, field, offset)                                                              \
-  static_assert(offsetof(type, field) == (offset), #type "." #field " moved: bump the ring " \
-                                                                    "version")
+#define AT(type, field, offset)                                                   \
+  static_assert(offsetof(type, field) == (offset), #type "." #field               \
+                                                         " moved: bump the ring " \
+                                                         "version")
 #define SIZE(type, bytes) \
   static_assert(sizeof(type) == (bytes), #type " changed its size: bump the ring version")
 
