@@ -151,8 +151,7 @@ SLICE_API slice_status_t slice_tensor_replicate(slice_session_t* session, const 
                                                 const char* const* devices, size_t device_count);
 /* Allocates managed tensors (zeroed): the daemon owns and may move them; graphs and the commands below change them.
  * `views` (may be NULL) receives read-only addresses of the home copies, valid until release; they show a tensor only
- * while it is at home: use slice_tensor_read to be sure. NULL where the daemon shows no view
- * (a GPU's memory).
+ * while it is at home: use slice_tensor_read to be sure. NULL where the daemon shows no view.
  * Errors: QUOTA, NEVER_FITS, OVERFLOW. */
 SLICE_API slice_status_t slice_tensor_alloc(slice_session_t* session, const slice_tensor_spec_t* specs, size_t count,
                                             slice_tensor_t* handles, const void** views);
