@@ -447,6 +447,8 @@ class Runner:
                         "this compiled program runs in one session and the cache lives in another: use one "
                         "slicescheduler.session() for both"
                     )
+                if group.connection is not connection:  # another thread has connected again meanwhile
+                    raise DaemonUnavailable("the connection was replaced", status=_abi.ERR_DAEMON_LOST)
             tenant.collect()
             binding = self._create_binding(connection, statics)
             bound = _Bound(connection, statics, binding, groups)

@@ -303,7 +303,8 @@ class Session:
         with self._lock:
             self._closed = True
             self._connection = None
-        for runner in list(self._runners):
+            runners = list(self._runners)
+        for runner in runners:
             runner.forget()
         with _sessions_lock:
             for key in [key for key, value in _sessions.items() if value is self]:
@@ -313,18 +314,22 @@ class Session:
 
     def add_managed(self, group):
         """Registers a managed group to be allocated again after a loss."""
-        self._managed.add(group)
+        with self._lock:
+            self._managed.add(group)
 
     def add_runner(self, runner):
         """Registers a graph runner, which must drop bindings of retired groups."""
-        self._runners.add(runner)
+        with self._lock:
+            self._runners.add(runner)
 
     def collect(self):
         """Frees what finalizers left behind. Called on slow paths."""
         while self.retired:
             group = self.retired.pop()
-            self._managed.discard(group)
-            for runner in list(self._runners):
+            with self._lock:
+                self._managed.discard(group)
+                runners = list(self._runners)
+            for runner in runners:
                 runner.forget(group)
             group.retire()
             del group  # the last reference: its handles become garbage now
@@ -373,12 +378,11 @@ class ManagedGroup:
         self.tensors = []
         self.handles = []
         self.lost = False
-        self._connection = None
+        self.connection = None  # the one that the handles belong to
         session.collect()
         connection = session.connection()
         with session._lock:
-            if self._connection is None:
-                self.attach(connection)
+            self.attach(connection)
             session.add_managed(self)
 
     def attach(self, connection):
@@ -397,7 +401,7 @@ class ManagedGroup:
             for tensor in self.tensors:
                 tensor._slice_managed = self
         self.handles = handles
-        self._connection = connection
+        self.connection = connection
         self.position = {id(tensor): i for i, tensor in enumerate(self.tensors)}
 
     def retire(self):

@@ -7,7 +7,7 @@ import torch
 from fake_abi import FakeSlice
 
 import slicescheduler
-from slicescheduler import _abi
+from slicescheduler import _abi, statistics
 
 REAL_SOCKET = os.environ.get("SLICE_TEST_SOCKET")
 needs_fake = pytest.mark.skipif(bool(REAL_SOCKET), reason="looks into the fake or injects faults")
@@ -28,7 +28,8 @@ class Mlp(torch.nn.Module):
 
 @pytest.fixture
 def slice_abi(monkeypatch):
-    """The FakeSlice in use, or None on the real daemon."""
+    """The FakeSlice in use, or None on the real daemon. Counters begin at 0."""
+    statistics.counters.__init__()
     if REAL_SOCKET:
         monkeypatch.setenv("SLICE_SOCKET", REAL_SOCKET)
         yield None

@@ -9,7 +9,6 @@ import torch
 from runtime_fixtures import Mlp, needs_fake, slice_abi  # noqa: F401
 
 import slicescheduler
-from slicescheduler import _abi
 
 
 def compiled(module, **options):
@@ -284,9 +283,6 @@ def test_Happy_two_models_take_turns_on_one_code(slice_abi):
 def test_Happy_big_constant_is_bound_once(slice_abi):
     table = torch.randn(40000)
 
-    def function(x):
-        return x + torch.tensor(table.tolist())[:3]
-
     class WithConstant(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -319,5 +315,14 @@ def test_Happy_warmup_counts_recompiles(slice_abi):
             slicescheduler.warmup(None, [another_size])
 
 
-def test_Happy_every_symbol_of_the_header_is_declared():
-    assert set(_abi._ERRORS) <= set(range(1, 21))
+def test_Happy_warmup_may_forbid_compiling_from_now_on(slice_abi):
+    model = Mlp().eval()
+    with torch.inference_mode():
+        step = slicescheduler.compile(model)
+        try:
+            slicescheduler.warmup(step, [{"x": torch.ones(2, 16)}], fail_on_recompile=True)
+            assert torch.equal(step(x=torch.ones(2, 16)), model(torch.ones(2, 16)))
+            with pytest.raises(RuntimeError, match="recompile"):
+                step(x=torch.ones(5, 16))
+        finally:
+            torch.compiler.set_stance("default")
