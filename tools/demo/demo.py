@@ -136,7 +136,7 @@ class Demo:
     def _counters(self):
         if self.daemon is None:
             return None
-        return report.counters(self.daemon.query("status"), self.daemon.query("devices"))
+        return report.counters(self.daemon.query("status"), self.daemon.query("devices")["devices"])
 
     def _phase(self, policy):
         self.progress.begin(f"({len(self.loads[0].requests) + len(self.loads[1].requests)} requests)")
