@@ -42,6 +42,8 @@ struct FakeSubmit {
   std::span<std::byte> arena;
 };
 struct FakeDaemonHooks {
+  // Sees every request with the descriptors that came with it, before it is answered.
+  std::function<void(const proto::Request&, const std::vector<Fd>&)> received = nullptr;
   // Edits the reply and its descriptors before it is sent.
   std::function<void(const proto::Request&, proto::Reply*, std::vector<Fd>*)> reply = nullptr;
   // True: the hook has answered on the socket itself (or not at all).
@@ -271,6 +273,7 @@ class FakeDaemon {
       std::lock_guard lock(mutex_);
       requests_.push_back(request);
     }
+    if (hooks_.received) hooks_.received(request, fds);
     if (hooks_.raw && hooks_.raw(session.socket.get(), request)) return true;
     proto::Reply reply;
     std::vector<Fd> reply_fds;
