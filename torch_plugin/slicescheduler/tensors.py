@@ -8,6 +8,8 @@ parameters. No IO, no calls into the client library.
 import ctypes
 import functools
 import math
+import mmap
+import warnings
 
 import torch
 
@@ -80,13 +82,25 @@ def _managed_class(nbytes):
     return type("ManagedBuffer", (_ManagedBuffer, ctypes.c_char * nbytes), {})
 
 
+class _HiddenBuffer(_ManagedBuffer, mmap.mmap):
+    """Stands for a managed tensor that the daemon shows no view of: zeros that take no memory."""
+
+    def __new__(cls, nbytes):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        return super().__new__(cls, -1, nbytes, flags=flags, prot=mmap.PROT_READ)
+
+
 def managed_view(connection, handle, address, spec):
-    """A tensor over the read-only home copy of a managed tensor. Writing through it crashes the process."""
+    """A tensor over the read-only home copy of a managed tensor (address None: over zeros that stand for it).
+
+    Writing through it crashes the process.
+    """
     _, dtype, sizes = spec
     nbytes = math.prod(sizes) * dtype.itemsize
-    buffer = _managed_class(nbytes).from_address(address)
+    buffer = _managed_class(nbytes).from_address(address) if address else _HiddenBuffer(max(1, nbytes))
     buffer.owner = (connection, handle)
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
         tensor = from_buffer(buffer, dtype, tuple(sizes))
     torch._dynamo.mark_static_address(tensor)
     return tensor

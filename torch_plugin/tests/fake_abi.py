@@ -128,6 +128,7 @@ class FakeSlice:
         self.sequences_opened = []
         self.cancelled = []
         self.down = False
+        self.no_views = False  # managed tensors live where the tenant cannot look
         self.queue_full = 0  # the next submits that return WOULD_BLOCK
         self.before_wait = None
         self.hold = False  # completions do not come while True
@@ -294,7 +295,7 @@ class FakeSlice:
             tensor.memory = _Memory(tensor.nbytes, tenant_read_only=True)
             out[i] = next(self._numbers)
             session.tensors[out[i]] = tensor
-            views[i] = tensor.memory.tenant_address
+            views[i] = None if self.no_views else tensor.memory.tenant_address
 
     def _tensor_release(self, handle, handles, count):
         for i in range(count):

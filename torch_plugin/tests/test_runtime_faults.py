@@ -279,6 +279,23 @@ def test_Happy_commands_are_ordered_with_graphs(accumulate):
 
 
 @needs_fake
+def test_Edge_managed_tensors_without_a_view(slice_abi):  # noqa: F811
+    slice_abi.no_views = True
+    group = managed_group()
+    session = next(iter(slice_abi.sessions.values()))
+    step = torch.compile(lambda x, a, b: a.add_(x) + b, backend="slicescheduler", fullgraph=True)
+    with torch.inference_mode():
+        for i in range(1, 3):
+            assert step(torch.ones(2, 8), *group.tensors)[0, 0] == i
+    assert group.read([0])[0].eq(2).all() and group.tensors[0].eq(0).all()
+    slicescheduler.session().retired.append(group)
+    del group
+    torch._dynamo.reset()
+    slicescheduler.session().collect()
+    assert not session.tensors
+
+
+@needs_fake
 def test_Edge_state_lost_until_reset_after_a_daemon_restart(slice_abi, accumulate):  # noqa: F811
     group, call = accumulate
     identities = [id(tensor) for tensor in group.tensors]
