@@ -32,7 +32,12 @@ test:  ## installs what is missing, builds everything, runs every test
 	cmake --build --preset dev -j $(JOBS)
 	failed=0
 	ctest --preset dev -j 2 || failed=1
-	$(call ENVIRONMENT,dev) "$$python" -m pytest -c torch_plugin/tests/pytest.ini -p no:cacheprovider torch_plugin/tests tests/demo || failed=1
+	pytest="$$python -m pytest -c torch_plugin/tests/pytest.ini -p no:cacheprovider"
+	export $(call ENVIRONMENT,dev)
+	echo "--- the plugin's runtime on a real daemon"
+	$$python tests/plugin/on_daemon.py build/dev $$pytest torch_plugin/tests -k runtime || failed=1
+	echo "--- plugin and demo"
+	$$pytest torch_plugin/tests tests/demo || failed=1
 	if [ $$failed -ne 0 ]; then echo "make test: some tests FAILED (see above)"; exit 1; fi
 
 bench:  ## release build, measures the system's own figures, writes out/bench/system.json
