@@ -76,7 +76,9 @@ struct Rekey {             // new order of an op that is issued and not launched
   uint32_t reserved;
   uint64_t order;
 };
-struct Recall {            // take back an unlaunched op; answered by Recalled, or by Started/Finished
+// Take back an unlaunched op. Each Recall is answered: by Recalled with reason 0 (also when the executor had given the op
+// back by itself a moment before), or by the op's Started/Finished. The op is not issued again before the answer.
+struct Recall {
   uint64_t instance;
   uint32_t attempt;
   uint32_t op;
@@ -129,6 +131,7 @@ enum ReportType : uint32_t {
   kCommandDone = 107,
   kInstanceEnded = 108,
 };
+// In the ring before the op touches anything: an op that never reported Started has written nothing.
 struct Started {
   uint64_t instance;
   uint32_t attempt;
