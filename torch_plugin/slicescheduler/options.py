@@ -50,7 +50,9 @@ def parse_options(given):
         if name not in known:
             close = difflib.get_close_matches(str(name), [*known, "class"], n=1)
             hint = f'; did you mean "{close[0]}"?' if close else ""
-            raise InvalidArgument(f"unknown option {name!r} of the slicescheduler backend{hint} Known: {', '.join(known)}.")
+            raise InvalidArgument(
+                f"unknown option {name!r} of the slicescheduler backend{hint}. Known: {', '.join(known)}."
+            )
     options = Options(**given)
     if options.service_class not in (None, "online", "offline"):
         raise InvalidArgument(f'the option "class" must be "online" or "offline", not {options.service_class!r}')

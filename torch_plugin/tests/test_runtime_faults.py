@@ -2,7 +2,6 @@
 
 import gc
 import os
-import pathlib
 import signal
 import threading
 
@@ -353,9 +352,3 @@ def test_Happy_managed_memory_is_released_with_the_last_view(slice_abi):  # noqa
     gc.collect()
     slicescheduler.session().collect()
     assert len(session.tensors) == 1 and kept.sum() == 0
-
-
-def test_Edge_no_name_of_a_workplace_in_the_package():
-    root = pathlib.Path(slicescheduler.__file__).parent
-    for path in root.glob("*.py"):
-        assert "/work/" not in path.read_text(), path
