@@ -1,6 +1,8 @@
 // The policies behind MakePolicy, and what they share. Only this folder includes it.
 #pragma once
 
+#include <array>
+#include <utility>
 #include <vector>
 
 #include "daemon/sched/policy.h"
@@ -60,6 +62,7 @@ class SlicePolicy : public Policy {
   Outcome Simulate(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex device,
                    TimeNs earliest);
   TimeNs SliceOpening(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, uint64_t devices);
+  void CountSequences(const sim::Snapshot& snapshot);
   void Bucket(const sim::Snapshot& snapshot);
   static bool Better(const CandidateScore& a, const CandidateScore& b, DeviceIndex home);
 
@@ -72,6 +75,8 @@ class SlicePolicy : public Policy {
   std::vector<Outcome> outcomes_;
   std::vector<DurationNs> queued_;
   std::vector<std::pair<TimeNs, TimeNs>> busy_;
+  std::vector<DeviceIndex> last_device_;                // by instance
+  std::array<int32_t, kDevicesMax> sequences_on_{};     // by device
 };
 
 // Baselines that take one look: `fifo` (earliest-free device, arrival order across classes) and `priority` (earliest

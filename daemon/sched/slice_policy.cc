@@ -133,16 +133,41 @@ SlicePolicy::Outcome SlicePolicy::Simulate(const sim::Snapshot& snapshot, std::s
   if (device != kNoDevice) BytesToMove(snapshot, batch, device, &managed);
   if (managed > 0) outcome.finish_after += outcome.finish_after / kMoveHysteresis;
 
+  // Where an online step runs decides where the rest of its sequence will: sequences on one device share its time. A move
+  // is paid once, sharing every step, so an online batch looks to the ends of sequences. Offline work never changes who
+  // shares with whom; for it the steps in the window are the finer measure.
+  const bool whole = snapshot.ops[batch[0]].service_class == ServiceClass::kOnline;
+  if (whole) CountSequences(snapshot);
   for (size_t i = 0; i < snapshot.instances.size(); ++i) {
     const sim::SnapInstance& instance = snapshot.instances[i];
     if (instance.service_class != ServiceClass::kOnline) continue;
     TimeNs finish = timeline_.instance_finish[i];
     if (finish == kNever) finish = horizon_end + timeline_.instance_left[i];
-    outcome.online_finish += finish - snapshot.now;
+    DurationNs rest = instance.rest_of_sequence;
+    if (whole && last_device_[i] != kNoDevice) rest *= sequences_on_[last_device_[i]];
+    outcome.online_finish += finish - snapshot.now + (whole ? rest : 0);
     if (instance.deadline == kNever) continue;
-    outcome.lateness += std::max<DurationNs>(0, finish + instance.rest_of_sequence - instance.deadline);
+    outcome.lateness += std::max<DurationNs>(0, finish + rest - instance.deadline);
   }
   return outcome;
+}
+
+// Online sequences that go on after their step of the window, by the device where it ends in `timeline_`.
+void SlicePolicy::CountSequences(const sim::Snapshot& snapshot) {
+  last_device_.assign(snapshot.instances.size(), kNoDevice);
+  sequences_on_.fill(0);
+  for (sim::OpIndex i = 0; i < snapshot.ops.size(); ++i) {
+    const sim::SnapOp& op = snapshot.ops[i];
+    if (op.service_class != ServiceClass::kOnline || op.instance >= snapshot.instances.size()) continue;
+    if (timeline_.finish[i] == timeline_.instance_finish[op.instance]) last_device_[op.instance] = timeline_.device[i];
+  }
+  for (size_t i = 0; i < snapshot.instances.size(); ++i) {
+    if (last_device_[i] != kNoDevice && snapshot.instances[i].rest_of_sequence > 0) ++sequences_on_[last_device_[i]];
+  }
+  for (size_t i = 0; i < snapshot.devices.size(); ++i) {
+    if (snapshot.devices[i].phantom_until > snapshot.now) ++sequences_on_[i];  // one more between two steps
+    sequences_on_[i] = std::max(sequences_on_[i], 1);
+  }
 }
 
 // When the batch's first op could first run on an allowed device without touching online work: the first gap in the
