@@ -27,10 +27,11 @@ class MlpDaemon {
                                     const std::vector<Fd>& fds) { Receive(request, fds); },
                  .submit = [this](const FakeSubmit& submit) { return Run(submit); }}) {}
 
-  int RunExample(const std::string& rows) const {
+  int RunExample(const std::string& rows) {
     const std::string command =
         std::string(RUN_TEMPLATE) + " " + daemon_.path() + " " + MLP_TEMPLATE + " " + rows;
     const int status = std::system(command.c_str());
+    daemon_.Settle();  // what its thread wrote is ours to read
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
   const proto::GraphTemplate& graph() const { return graph_; }
