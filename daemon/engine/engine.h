@@ -183,6 +183,7 @@ class Engine {
   virtual void Handle(const TensorCommand& command, TimeNs now) = 0;
   // A record of the executor's report ring. PROTOCOL: garbage; the shell restarts the executor then.
   virtual Status HandleReport(uint32_t type, std::span<const std::byte> payload, TimeNs now) = 0;
+  // A new engine has no executor: submits wait, and nothing is sent, until the first ExecutorReady.
   virtual void ExecutorLost(TimeNs now) = 0;    // everything launched is gone
   virtual void ExecutorReady(TimeNs now) = 0;   // a new one has all templates, sets and bindings again
   virtual void ExecutorGivenUp(TimeNs now) = 0; // could not be restarted: fail what waits with EXECUTOR_LOST

@@ -31,8 +31,12 @@
 
 namespace slice::engine {
 
-// Bytes that an allocation of `bytes` takes in the executor's pools.
-inline int64_t Charged(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+// Bytes that an allocation of `bytes` takes in the executor's pools: pages for large ones. The runs that small ones are cut
+// from are covered by Config::workspace_margin_bytes.
+inline int64_t Charged(int64_t bytes) {
+  const int64_t unit = bytes > 8192 ? 4096 : 256;
+  return (bytes + unit - 1) / unit * unit;
+}
 
 class EngineImpl final : public Engine {
  public:
@@ -264,7 +268,7 @@ class EngineImpl final : public Engine {
   std::vector<InstanceId> predict_;                    // submitted, not yet predicted
   std::vector<Sequence*> between_;                     // open online ones between two steps: their phantoms
 
-  bool executor_up_ = true;
+  bool executor_up_ = false;           // until the first ExecutorReady
   bool given_up_ = false;
   bool admission_dirty_ = false;       // memory was freed, something arrived, an earlier entry started
   bool deferral_event_ = false;        // look at deferred batches again

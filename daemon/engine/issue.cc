@@ -141,7 +141,7 @@ EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceSta
   OpExtra& extra = instance->ops[op];
   const DomainIndex domain = device->domain;
   const uint64_t bit = uint64_t{1} << domain;
-  if (extra.want_unplace || extra.retry_at > now) return Ready::kNo;
+  if (extra.want_unplace || extra.recall_sent || extra.retry_at > now) return Ready::kNo;
   bool local_pending = false, remote_pending = false;
   for (const uint32_t before : instance->graph->groups()[op].predecessors) {
     const gmg::OpRecord& record = Op(*instance, before);

@@ -249,12 +249,17 @@ Status EngineImpl::OnRecalled(const wire::Recalled& report, TimeNs now) {
   SLICE_RETURN_IF_ERROR(FindOp(report.instance, report.attempt, report.op, &instance));
   if (instance == nullptr) return Status::Ok();
   gmg::OpRecord& record = Op(*instance, report.op);
-  if (record.state != OpState::kIssued) return Status::Ok();  // late
   OpExtra& extra = instance->ops[report.op];
+  if (record.state != OpState::kIssued) {
+    // The answer to a Recall that crossed with the executor's own: now the op may be issued again.
+    if (report.reason == 0 && record.state < OpState::kIssued) extra.recall_sent = false;
+    work_dirty_ = true;
+    return Status::Ok();
+  }
   DeviceState& device = devices_[record.device];
   std::erase(device.issued, OpRef{instance, report.op});
   work_dirty_ = true;
-  extra.recall_sent = false;
+  if (report.reason == 0) extra.recall_sent = false;  // else the Recall on its way is still to be answered
   if (instance->phase != Phase::kStarted) {
     SetState(instance, report.op, OpState::kCancelled);
     return Status::Ok();

@@ -1,0 +1,749 @@
+#include "tests/testing/virtual_executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/tensor_meta.h"
+
+namespace slice::testing {
+
+VirtualExecutor::VirtualExecutor(const engine::Config& config, const VirtualOptions& options)
+    : pool_used(config.domains.size(), 0),
+      pool_peak(config.domains.size(), 0),
+      config_(config),
+      options_(options),
+      random_(options.seed),
+      devices_(config.devices.size()) {}
+
+void VirtualExecutor::AddSet(const engine::TensorSetConfig& set) {
+  SetState& state = sets_[set.id.value];
+  state.config = set;
+  state.resident.assign(set.tensors.size(), uint64_t{1} << set.home);
+  state.writers.assign(set.tensors.size(), 0);
+  state.readers.assign(set.tensors.size(), 0);
+}
+
+void VirtualExecutor::At(TimeNs at, std::function<void()> run) {
+  const uint64_t life = life_;
+  events_.push({at, next_event_++, [this, life, run = std::move(run)] {
+                  if (life == life_) run();
+                }});
+}
+
+void VirtualExecutor::AdvanceTo(TimeNs at) {
+  while (!events_.empty() && events_.top().at <= at) {
+    Event event = events_.top();
+    events_.pop();
+    now_ = std::max(now_, event.at);
+    event.run();
+  }
+  now_ = std::max(now_, at);
+}
+
+bool VirtualExecutor::idle() const { return events_.empty(); }
+
+void VirtualExecutor::Die() {
+  ++life_;
+  while (!events_.empty()) events_.pop();
+  instances_.clear();
+  transfers_.clear();
+  for (Device& device : devices_) device = Device{};
+  std::fill(pool_used.begin(), pool_used.end(), 0);
+  running_ops_ = 0;
+  for (auto& [id, set] : sets_) {
+    std::fill(set.writers.begin(), set.writers.end(), 0);
+    std::fill(set.readers.begin(), set.readers.end(), 0);
+    if (set.config.kind == engine::TensorKind::kConstant) {
+      std::fill(set.resident.begin(), set.resident.end(), uint64_t{1} << set.config.home);
+    }
+  }
+  for (OpRun& run : ops) {
+    if (!run.ended) run.finish = now_;
+  }
+}
+
+void VirtualExecutor::ToExecutor(uint32_t type, std::span<const std::byte> payload, DeviceIndex) {
+  if (on_command) on_command(type, payload);
+  At(std::max(now_, now_) + options_.command_latency,
+     [this, type, copy = std::vector<std::byte>(payload.begin(), payload.end())] { Command(type, copy); });
+}
+
+void VirtualExecutor::Complete(TenantId tenant, const wire::CompletionSlot& completion, const std::string& text) {
+  const bool fresh = completions.emplace(std::pair{tenant.value, completion.cookie}, Completion{completion, text, now_}).second;
+  if (!fresh) Violate("cookie " + std::to_string(completion.cookie) + " completed twice");
+}
+
+void VirtualExecutor::Trace(const engine::TraceEvent& event) { trace.push_back(event); }
+
+template <typename Record>
+void VirtualExecutor::Report(wire::ReportType type, const Record& record) {
+  std::vector<std::byte> payload(sizeof(record));
+  std::memcpy(payload.data(), &record, sizeof(record));
+  At(now_ + options_.report_latency, [this, type, payload = std::move(payload)] {
+    if (on_report) on_report(type, payload);
+    const Status status = engine_->HandleReport(type, payload, now_);
+    if (!status.ok()) Violate("report " + std::to_string(type) + " refused: " + status.ToString());
+  });
+}
+
+VirtualExecutor::Instance* VirtualExecutor::Find(uint64_t id, uint32_t attempt) {
+  const auto found = instances_.find({id, attempt});
+  return found == instances_.end() ? nullptr : &found->second;
+}
+
+void VirtualExecutor::Use(DomainIndex domain, int64_t bytes) {
+  pool_used[domain] += bytes;
+  pool_peak[domain] = std::max(pool_peak[domain], pool_used[domain]);
+  if (pool_used[domain] < 0) Violate("pool below zero");
+  if (options_.check_memory && pool_used[domain] > config_.domains[domain].pool_bytes) {
+    Violate("pool of domain " + std::to_string(domain) + " holds " + std::to_string(pool_used[domain]) + " of " +
+            std::to_string(config_.domains[domain].pool_bytes));
+  }
+}
+
+void VirtualExecutor::Command(uint32_t type, const std::vector<std::byte>& payload) {
+  const auto decode = [&](auto record, auto call) {
+    if (payload.size() != sizeof(record)) return Violate("command " + std::to_string(type) + " of a wrong size");
+    std::memcpy(&record, payload.data(), sizeof(record));
+    call(record);
+  };
+  switch (type) {
+    case wire::kStartInstance: return OnStart(payload);
+    case wire::kEndInstance: return decode(wire::EndInstance{}, [this](const auto& r) { OnEnd(r); });
+    case wire::kIssue: return decode(wire::Issue{}, [this](const auto& r) { OnIssue(r); });
+    case wire::kRecall: return decode(wire::Recall{}, [this](const auto& r) { OnRecall(r); });
+    case wire::kWatch: return decode(wire::Watch{}, [this](const auto& r) { OnWatch(r); });
+    case wire::kRecv:
+      return decode(wire::TransferRef{}, [this](const auto& r) {
+        const auto found = transfers_.find(r.transfer);
+        if (found != transfers_.end()) found->second.recv = true;
+      });
+    case wire::kSend: return decode(wire::TransferRef{}, [this](const auto& r) { StartCopy(r.transfer); });
+    case wire::kCancelTransfer:
+      return decode(wire::TransferRef{}, [this](const auto& r) {
+        const auto found = transfers_.find(r.transfer);
+        if (found == transfers_.end()) return;
+        found->second.cancelled = true;
+        if (!found->second.running) FinishTransfer(r.transfer, StatusCode::kCancelled);
+      });
+    case wire::kTensorCommandRun: return decode(wire::TensorCommandRun{}, [this](const auto& r) { OnCommandRun(r); });
+    case wire::kDropReplica:
+      return decode(wire::DropReplica{}, [this](const auto& r) {
+        ++drops;
+        const auto found = sets_.find(r.set);
+        if (found == sets_.end()) return;
+        for (size_t t = 0; t < found->second.resident.size(); ++t) {
+          if (r.tensor == 0xffffffff || r.tensor == t) found->second.resident[t] &= ~(uint64_t{1} << r.domain);
+        }
+      });
+    default: Violate("command " + std::to_string(type) + " is unknown");
+  }
+}
+
+void VirtualExecutor::OnStart(const std::vector<std::byte>& payload) {
+  wire::StartInstance start;
+  if (payload.size() < sizeof(start)) return Violate("short StartInstance");
+  std::memcpy(&start, payload.data(), sizeof(start));
+  const size_t expected = sizeof(start) + start.symbol_count * sizeof(int64_t) +
+                          (size_t{start.input_count} + start.output_count) * sizeof(wire::ArenaRange);
+  if (payload.size() != expected) return Violate("StartInstance of a wrong size");
+  const auto binding = bindings_.find(start.binding);
+  if (binding == bindings_.end()) return Violate("StartInstance with an unknown binding");
+  if (!instances_.emplace(std::pair{start.instance, start.attempt}, Instance{}).second) return Violate("started twice");
+  Instance& instance = instances_[{start.instance, start.attempt}];
+  instance.start = start;
+  instance.binding = &binding->second;
+  const graph::Template& graph = *instance.binding->graph;
+  std::vector<int64_t> symbols(start.symbol_count);
+  std::memcpy(symbols.data(), payload.data() + sizeof(start), symbols.size() * sizeof(int64_t));
+  const Status bound = graph.Bind(symbols, &instance.sizes);
+  if (!bound.ok()) Violate("symbols do not bind: " + bound.ToString());
+  instance.ops.assign(graph.groups().size(), OpState::kNone);
+  instance.values.assign(graph.crossing().size(), 0);
+  for (const graph::ValueUse& use : graph.crossing()) instance.left.push_back(static_cast<uint32_t>(use.consumers.size()));
+  instance.dynamics.assign(graph.dynamics().size(), 0);
+  instance.dynamics_left.assign(graph.dynamics().size(), 0);
+  for (const graph::Group& group : graph.groups()) {
+    for (const uint32_t d : group.dynamic_in) ++instance.dynamics_left[d];
+  }
+}
+
+bool VirtualExecutor::IsReady(const Instance& instance, uint32_t op, DomainIndex domain) const {
+  const graph::Group& group = instance.binding->graph->groups()[op];
+  for (const uint32_t before : group.predecessors) {
+    if (instance.ops[before] != OpState::kFinished) return false;
+  }
+  for (const uint32_t value : group.values_in) {
+    if ((instance.values[instance.binding->graph->crossing_index(value)] >> domain & 1) == 0) return false;
+  }
+  return true;
+}
+
+void VirtualExecutor::OnIssue(const wire::Issue& issue) {
+  Instance* const instance = Find(issue.instance, issue.attempt);
+  if (instance == nullptr) return Violate("issue for an unknown instance");
+  if (instance->ending) return;
+  if (issue.op >= instance->ops.size() || issue.device >= devices_.size()) return Violate("issue of a bad op or device");
+  if (instance->failed) return;
+  if (instance->ops[issue.op] != OpState::kNone) return Violate("op issued twice");
+  if (issue.duration_ns <= 0) Violate("issue without a duration");
+  instance->ops[issue.op] = OpState::kIssued;
+  executor::QueuedOp op;
+  op.key = {issue.instance, issue.attempt, issue.op};
+  op.service_class = issue.service_class == 0 ? ServiceClass::kOnline : ServiceClass::kOffline;
+  op.after_online_finish = (issue.flags & wire::kAfterOnlineFinish) != 0;
+  op.priority = issue.priority;
+  op.order = issue.order;
+  op.earliest_ns = issue.earliest_ns;
+  op.end_by_ns = issue.end_by_ns;
+  op.duration_ns = issue.duration_ns;
+  op.ready = IsReady(*instance, issue.op, config_.devices[issue.device].domain);
+  devices_[issue.device].queue.Add(op);
+  RunDevice(issue.device);
+}
+
+void VirtualExecutor::RunDevice(DeviceIndex index) {
+  Device& device = devices_[index];
+  if (device.running) return;
+  const auto recalled = [this](const executor::QueuedOp& op) {
+    ++recalled_by_window;
+    if (Instance* const instance = Find(op.key.instance, op.key.attempt)) instance->ops[op.key.op] = OpState::kNone;
+    Report(wire::kRecalled, wire::Recalled{op.key.instance, op.key.attempt, op.key.op, 1, 0});
+  };
+  const executor::LaunchQueue::Decision decision = device.queue.Next(now_, device.behind_online);
+  for (const executor::QueuedOp& op : decision.out_of_window) recalled(op);
+  if (!decision.launch.has_value()) {
+    if (decision.wake_ns != kNever && decision.wake_ns != device.wake) {
+      device.wake = decision.wake_ns;
+      At(decision.wake_ns, [this, index] {
+        devices_[index].wake = kNever;
+        RunDevice(index);
+      });
+    }
+    return;
+  }
+  const executor::OpKey key = decision.launch->key;
+  Instance* const instance = Find(key.instance, key.attempt);
+  const DomainIndex domain = config_.devices[index].domain;
+  const bool online = decision.launch->service_class == ServiceClass::kOnline;
+  if (instance == nullptr) return Violate("launched an op of nobody");
+  instance->ops[key.op] = OpState::kLaunched;
+  ++instance->running;
+  ++running_ops_;
+  device.running = true;
+  const graph::Group& group = instance->binding->graph->groups()[key.op];
+  for (const uint32_t d : group.dynamic_in) {
+    if ((instance->dynamics[d] >> domain & 1) != 0) continue;
+    instance->dynamics[d] |= uint64_t{1} << domain;
+    Use(domain, Rounded(instance->sizes.dynamic_bytes[d]));
+  }
+  for (const uint32_t value : group.values_out) Use(domain, Rounded(instance->sizes.crossing_bytes[instance->binding->graph->crossing_index(value)]));
+  int64_t scratch = instance->sizes.workspace_bytes[key.op];
+  for (const uint32_t result : group.results) {
+    if (instance->binding->graph->crossing_index(instance->binding->graph->results()[result]) == graph::kNoIndex) {
+      scratch += Rounded(instance->sizes.result_bytes[result]);
+    }
+  }
+  Use(domain, scratch);
+  CheckPieces(*instance, key.op, domain, true);
+  DurationNs planned = std::max<DurationNs>(instance->sizes.flops[key.op] / 20, 1);
+  double factor = options_.scale;
+  const auto uniform = [this] { return static_cast<double>(random_() >> 11) / 9007199254740992.0; };
+  if (options_.noise > 0) factor *= 1 + options_.noise * (2 * uniform() - 1);
+  if (options_.outlier_rate > 0 && uniform() < options_.outlier_rate) factor *= 10;
+  DurationNs duration = std::max<DurationNs>(static_cast<DurationNs>(static_cast<double>(planned) * factor), 1);
+  if (duration_of) duration = duration_of(key.instance, key.op, duration);
+  Report(wire::kStarted, wire::Started{key.instance, key.attempt, key.op, now_, index, 0});
+  ops.push_back({key.instance, key.attempt, key.op, index, now_, now_ + duration, false,
+                 instance->start.tenant != 0 && online, instance->start.tenant});
+  const size_t record = ops.size() - 1;
+  const InstanceKey who{key.instance, key.attempt};
+  At(now_ + duration, [this, who, op = key.op, index, record, online, scratch, domain] {
+    Use(domain, -scratch);
+    FinishOp(who, op, index, record, online);
+  });
+}
+
+void VirtualExecutor::CheckPieces(const Instance& instance, uint32_t op, DomainIndex domain, bool begin) {
+  const graph::Group& group = instance.binding->graph->groups()[op];
+  const auto touch = [&](uint32_t position, bool write) {
+    const engine::TensorRef& ref = instance.binding->statics[position];
+    SetState& set = sets_[ref.set.value];
+    uint32_t& writers = set.writers[ref.tensor];
+    uint32_t& readers = set.readers[ref.tensor];
+    if (begin) {
+      if ((set.resident[ref.tensor] >> domain & 1) == 0) {
+        Violate("op " + std::to_string(op) + ": tensor " + std::to_string(ref.tensor) + " of set " + std::to_string(ref.set.value) +
+                " is not in domain " + std::to_string(domain));
+      }
+      if (writers > 0 || (write && readers > 0)) Violate("two ops at a written piece");
+    }
+    (write ? writers : readers) += begin ? 1 : static_cast<uint32_t>(-1);
+  };
+  for (const uint32_t p : group.writes) touch(p, true);
+  for (const uint32_t p : group.reads) {
+    if (std::find(group.writes.begin(), group.writes.end(), p) == group.writes.end()) touch(p, false);
+  }
+}
+
+void VirtualExecutor::FinishOp(InstanceKey key, uint32_t op, DeviceIndex index, size_t record, bool online) {
+  Device& device = devices_[index];
+  device.running = false;
+  device.behind_online = online;
+  --running_ops_;
+  ops[record].ended = true;
+  Instance* const instance = Find(key.first, key.second);
+  if (instance == nullptr) return Violate("op finished for nobody");
+  --instance->running;
+  const DomainIndex domain = config_.devices[index].domain;
+  CheckPieces(*instance, op, domain, false);
+  const graph::Template& graph = *instance->binding->graph;
+  const graph::Group& group = graph.groups()[op];
+  int fate = fail_op ? fail_op(key.first, op) : -1;
+  if (options_.fail_rate > 0 && static_cast<double>(random_() % 100'000) < options_.fail_rate * 100'000) fate = SLICE_ERR_OP_FAILED;
+  if (fate >= 0) {
+    for (const uint32_t value : group.values_out) Use(domain, -Rounded(instance->sizes.crossing_bytes[graph.crossing_index(value)]));
+    instance->failed = true;
+    for (Device& other : devices_) other.queue.RemoveInstance(key.first, key.second);
+    wire::Failed failed{};
+    failed.instance = key.first;
+    failed.attempt = key.second;
+    failed.op = op;
+    failed.status = fate;
+    failed.began_write = group.writes.empty() ? 0 : 1;
+    std::strncpy(failed.text, "made to fail", sizeof(failed.text) - 1);
+    Report(wire::kFailed, failed);
+  } else {
+    instance->ops[op] = OpState::kFinished;
+    for (const uint32_t value : group.values_out) instance->values[graph.crossing_index(value)] |= uint64_t{1} << domain;
+    for (const uint32_t value : group.values_in) --instance->left[graph.crossing_index(value)];
+    for (const uint32_t d : group.dynamic_in) --instance->dynamics_left[d];
+    FreeDead(instance);
+    wire::Finished finished{};
+    finished.instance = key.first;
+    finished.attempt = key.second;
+    finished.op = op;
+    finished.start_ns = ops[record].start;
+    finished.end_ns = now_;
+    finished.cpu_ns = now_ - ops[record].start;
+    finished.device = index;
+    Report(wire::kFinished, finished);
+    if (!instance->ending) Refresh(key, instance);
+  }
+  EndIfIdle(key);
+  RunDevice(index);
+}
+
+void VirtualExecutor::FreeDead(Instance* instance) {
+  for (size_t v = 0; v < instance->values.size(); ++v) {
+    bool in_use = instance->left[v] > 0;
+    for (const auto& [id, transfer] : transfers_) {
+      in_use |= transfer.running && transfer.watch.instance == instance->start.instance &&
+                transfer.watch.attempt == instance->start.attempt &&
+                instance->binding->graph->crossing_index(transfer.watch.value) == v;
+    }
+    if (in_use) continue;
+    for (uint64_t mask = instance->values[v]; mask != 0; mask &= mask - 1) {
+      Use(static_cast<DomainIndex>(__builtin_ctzll(mask)), -Rounded(instance->sizes.crossing_bytes[v]));
+    }
+    instance->values[v] = 0;
+  }
+  for (size_t d = 0; d < instance->dynamics.size(); ++d) {
+    if (instance->dynamics_left[d] > 0) continue;
+    for (uint64_t mask = instance->dynamics[d]; mask != 0; mask &= mask - 1) {
+      Use(static_cast<DomainIndex>(__builtin_ctzll(mask)), -Rounded(instance->sizes.dynamic_bytes[d]));
+    }
+    instance->dynamics[d] = 0;
+  }
+}
+
+void VirtualExecutor::Clear(Instance* instance) {
+  std::fill(instance->left.begin(), instance->left.end(), 0);
+  std::fill(instance->dynamics_left.begin(), instance->dynamics_left.end(), 0);
+  FreeDead(instance);
+}
+
+void VirtualExecutor::Refresh(InstanceKey key, Instance* instance) {
+  for (DeviceIndex index = 0; index < devices_.size(); ++index) {
+    bool changed = false;
+    for (executor::QueuedOp& op : devices_[index].queue.ops()) {
+      if (op.ready || op.key.instance != key.first || op.key.attempt != key.second) continue;
+      op.ready = IsReady(*instance, op.key.op, config_.devices[index].domain);
+      changed |= op.ready;
+    }
+    if (changed) At(now_, [this, index] { RunDevice(index); });
+  }
+  for (auto& [id, transfer] : transfers_) {
+    if (transfer.intent || transfer.watch.instance != key.first || transfer.watch.attempt != key.second) continue;
+    const size_t crossing = instance->binding->graph->crossing_index(transfer.watch.value);
+    if ((instance->values[crossing] >> transfer.watch.source_domain & 1) == 0) continue;
+    transfer.intent = true;
+    Report(wire::kIntent, wire::Intent{id, now_});
+  }
+}
+
+void VirtualExecutor::OnRecall(const wire::Recall& recall) {
+  ++recalls;
+  Instance* const instance = Find(recall.instance, recall.attempt);
+  if (instance != nullptr) {
+    const OpState state = instance->ops[recall.op];
+    if (state == OpState::kLaunched || state == OpState::kFinished) return;
+    instance->ops[recall.op] = OpState::kNone;
+  }
+  for (Device& device : devices_) device.queue.Remove({recall.instance, recall.attempt, recall.op});
+  Report(wire::kRecalled, wire::Recalled{recall.instance, recall.attempt, recall.op, 0, 0});
+}
+
+void VirtualExecutor::OnEnd(const wire::EndInstance& end) {
+  ++ends;
+  Instance* const instance = Find(end.instance, end.attempt);
+  if (instance == nullptr) {
+    Violate("end of an unknown instance");
+    return;
+  }
+  instance->ending = true;
+  for (Device& device : devices_) device.queue.RemoveInstance(end.instance, end.attempt);
+  std::vector<uint64_t> idle_transfers;
+  for (auto& [id, transfer] : transfers_) {
+    if (transfer.watch.instance != end.instance || transfer.watch.attempt != end.attempt) continue;
+    transfer.cancelled = true;
+    if (!transfer.running) idle_transfers.push_back(id);
+  }
+  for (const uint64_t id : idle_transfers) FinishTransfer(id, StatusCode::kCancelled);
+  EndIfIdle({end.instance, end.attempt});
+}
+
+void VirtualExecutor::EndIfIdle(InstanceKey key) {
+  Instance* const instance = Find(key.first, key.second);
+  if (instance == nullptr || !instance->ending || instance->running > 0) return;
+  for (const auto& [id, transfer] : transfers_) {
+    if (transfer.watch.instance == key.first && transfer.watch.attempt == key.second) return;
+  }
+  Clear(instance);
+  instances_.erase(key);
+  Report(wire::kInstanceEnded, wire::InstanceEnded{key.first, key.second, 0});
+}
+
+void VirtualExecutor::OnWatch(const wire::Watch& watch) {
+  if (transfers_.contains(watch.transfer)) return Violate("transfer id used twice");
+  Transfer transfer;
+  transfer.watch = watch;
+  if (watch.source_domain == watch.destination_domain) Violate("transfer inside a domain");
+  if (watch.instance != 0) {
+    Instance* const instance = Find(watch.instance, watch.attempt);
+    if (instance == nullptr || instance->ending || instance->failed) {
+      transfers_[watch.transfer] = transfer;
+      return FinishTransfer(watch.transfer, StatusCode::kCancelled);
+    }
+    const size_t crossing = instance->binding->graph->crossing_index(watch.value);
+    transfer.bytes = instance->sizes.crossing_bytes[crossing];
+    transfer.intent = (instance->values[crossing] >> watch.source_domain & 1) != 0;
+  } else {
+    const SetState& set = sets_[watch.set];
+    if (watch.value >= set.resident.size()) return Violate("watch of an unknown tensor");
+    if ((set.resident[watch.value] >> watch.source_domain & 1) == 0) Violate("watch of a tensor that is not there");
+    transfer.bytes = set.config.tensors[watch.value].bytes;
+    transfer.intent = true;
+  }
+  transfers_[watch.transfer] = transfer;
+  if (transfer.intent) Report(wire::kIntent, wire::Intent{watch.transfer, now_});
+}
+
+void VirtualExecutor::StartCopy(uint64_t id) {
+  const auto found = transfers_.find(id);
+  if (found == transfers_.end()) return;
+  Transfer& transfer = found->second;
+  if (!transfer.intent || !transfer.recv || transfer.running) return Violate("send before intent and recv, or twice");
+  transfer.running = true;
+  transfer.start = now_;
+  if (transfer.watch.instance != 0) {
+    Instance* const instance = Find(transfer.watch.instance, transfer.watch.attempt);
+    const size_t crossing = instance->binding->graph->crossing_index(transfer.watch.value);
+    if ((instance->values[crossing] >> transfer.watch.source_domain & 1) == 0) {
+      transfer.running = false;
+      return FinishTransfer(id, StatusCode::kCancelled);  // all its consumers ran meanwhile
+    }
+    ++instance->running;
+    transfer.charged = Rounded(transfer.bytes);
+    Use(transfer.watch.destination_domain, transfer.charged);
+  } else if (transfer.watch.move != 0) {
+    const SetState& set = sets_[transfer.watch.set];
+    if (set.writers[transfer.watch.value] > 0 || set.readers[transfer.watch.value] > 0) Violate("a piece moves while it is used");
+  }
+  for (const auto& [other_id, other] : transfers_) {
+    if (other_id == id || !other.running || other.watch.service_class != transfer.watch.service_class) continue;
+    if (other.watch.source_domain == transfer.watch.source_domain ||
+        other.watch.destination_domain == transfer.watch.destination_domain) {
+      Violate("two copies of a class share a side");
+    }
+  }
+  const auto time = options_.copy_latency + static_cast<DurationNs>(options_.copy_ns_per_byte * static_cast<double>(transfer.bytes));
+  copies.push_back({id, transfer.watch.instance, transfer.watch.value, transfer.watch.set, transfer.watch.source_domain,
+                    transfer.watch.destination_domain, now_, now_ + time});
+  At(now_ + time, [this, id] {
+    const auto it = transfers_.find(id);
+    if (it == transfers_.end()) return;
+    const int fate = fail_transfer ? fail_transfer(id) : SLICE_OK;
+    FinishTransfer(id, it->second.cancelled ? StatusCode::kCancelled : static_cast<StatusCode>(fate));
+  });
+}
+
+void VirtualExecutor::FinishTransfer(uint64_t id, StatusCode status) {
+  const Transfer transfer = transfers_[id];
+  transfers_.erase(id);
+  const InstanceKey key{transfer.watch.instance, transfer.watch.attempt};
+  Instance* const instance = transfer.watch.instance != 0 ? Find(key.first, key.second) : nullptr;
+  const DomainIndex to = transfer.watch.destination_domain;
+  if (instance != nullptr) {
+    if (transfer.running) --instance->running;
+    const size_t crossing = instance->binding->graph->crossing_index(transfer.watch.value);
+    if (status == StatusCode::kOk && !instance->ending && instance->left[crossing] > 0) {
+      instance->values[crossing] |= uint64_t{1} << to;
+    } else if (transfer.charged > 0) {
+      Use(to, -transfer.charged);
+    }
+    FreeDead(instance);
+  } else if (transfer.watch.instance == 0 && status == StatusCode::kOk) {
+    sets_[transfer.watch.set].resident[transfer.watch.value] |= uint64_t{1} << to;
+  }
+  Report(wire::kTransferDone,
+         wire::TransferDone{id, transfer.start, now_, transfer.bytes, static_cast<int32_t>(status), 0});
+  if (instance != nullptr) {
+    if (!instance->ending) Refresh(key, instance);
+    EndIfIdle(key);
+  }
+}
+
+void VirtualExecutor::OnCommandRun(const wire::TensorCommandRun& run) {
+  SetState& set = sets_[run.set];
+  if (run.tensor >= set.resident.size()) return Violate("command on an unknown tensor");
+  if ((set.resident[run.tensor] >> run.domain & 1) == 0) {
+    // A piece of zeroes moves without a copy.
+    set.resident[run.tensor] |= uint64_t{1} << run.domain;
+  }
+  if (set.writers[run.tensor] > 0 || (run.kind != wire::kTensorRead && set.readers[run.tensor] > 0)) {
+    Violate("a command runs while an op uses the piece");
+  }
+  At(now_ + options_.command_time, [this, run] { Report(wire::kCommandDone, wire::CommandDone{run.command, SLICE_OK, 0}); });
+}
+
+// ---- Simulation ---------------------------------------------------------------------------------------------------
+
+Simulation::Simulation(const engine::Config& config, const VirtualOptions& options)
+    : config_(config), gmg_(engine::Engine::GmgBytes(config) + 64), executor_(config, options) {
+  const auto address = reinterpret_cast<uintptr_t>(gmg_.data());
+  gmg_span_ = std::span(gmg_).subspan((64 - address % 64) % 64, engine::Engine::GmgBytes(config));
+  Result<std::unique_ptr<engine::Engine>> created = engine::Engine::Create(config, gmg_span_, &executor_);
+  SLICE_CHECK(created.ok(), created.status().ToString().c_str());
+  engine_ = *std::move(created);
+  executor_.set_engine(engine_.get());
+  engine_->ExecutorReady(0);
+}
+
+void Simulation::At(TimeNs at, std::function<void()> action) { actions_.push({at, next_action_++, std::move(action)}); }
+
+void Simulation::Step(TimeNs at) {
+  now_ = std::max(now_, at);
+  executor_.AdvanceTo(now_);
+  while (!actions_.empty() && actions_.top().at <= now_) {
+    const Action action = actions_.top();
+    actions_.pop();
+    action.run();
+  }
+  engine_->Run(now_);
+}
+
+void Simulation::RunUntil(TimeNs at) {
+  for (;;) {
+    TimeNs next = std::min(executor_.NextEvent(), engine_->NextWake());
+    if (!actions_.empty()) next = std::min(next, actions_.top().at);
+    if (next > at) break;
+    Step(next);
+  }
+  now_ = std::max(now_, at);
+  executor_.AdvanceTo(now_);
+}
+
+bool Simulation::RunAll(TimeNs limit) {
+  for (;;) {
+    TimeNs next = std::min(executor_.NextEvent(), engine_->NextWake());
+    if (!actions_.empty()) next = std::min(next, actions_.top().at);
+    if (next == kNever) return true;
+    if (next > limit) return false;
+    Step(next);
+  }
+}
+
+void Simulation::KillExecutor(DurationNs restart_after) {
+  executor_.Die();
+  engine_->ExecutorLost(now_);
+  At(now_ + restart_after, [this] { engine_->ExecutorReady(now_); });
+}
+
+TenantId Simulation::AddTenant(engine::TenantConfig config) {
+  config.id = {next_id_++};
+  if (config.name.empty()) config.name = "tenant" + std::to_string(config.id.value);
+  const Status status = engine_->AddTenant(config, now_);
+  SLICE_CHECK(status.ok(), status.ToString().c_str());
+  return config.id;
+}
+
+TenantId Simulation::AddTenant(ServiceClass service_class, DeviceIndex home) {
+  engine::TenantConfig config;
+  config.class_max = service_class;
+  config.home = home;
+  return AddTenant(config);
+}
+
+TemplateId Simulation::AddTemplate(std::shared_ptr<const graph::Template> graph) {
+  const TemplateId id{next_id_++};
+  const Status status = engine_->AddTemplate(id, std::move(graph));
+  SLICE_CHECK(status.ok(), status.ToString().c_str());
+  return id;
+}
+
+TensorSetId Simulation::AddSet(const Service& service, engine::TensorKind kind, DomainIndex home, uint64_t segment_domains) {
+  engine::TensorSetConfig set;
+  set.id = {next_id_++};
+  set.tenant = service.tenant;
+  set.kind = kind;
+  set.home = home;
+  set.segment_domains = segment_domains;
+  const std::vector<int64_t> symbols(service.graph->symbol_count(), 0);
+  for (const uint32_t input_index : service.graph->statics()) {
+    const graph::Input& input = service.graph->inputs()[input_index];
+    const engine::TensorKind needed = input.kind == proto::Input::STATIC_CONSTANT  ? engine::TensorKind::kConstant
+                                      : input.kind == proto::Input::STATIC_MUTABLE ? engine::TensorKind::kMutable
+                                                                                   : engine::TensorKind::kManaged;
+    if (needed != kind) continue;
+    const graph::ValueShape& shape = service.graph->values()[input.value];
+    std::vector<int64_t> sizes, strides;
+    for (const graph::ExprIndex e : shape.sizes) sizes.push_back(*service.graph->expressions().Evaluate(e, symbols));
+    for (const graph::ExprIndex e : shape.strides) strides.push_back(*service.graph->expressions().Evaluate(e, symbols));
+    set.tensors.push_back({input.name, *service.graph->ValueBytes(input.value, symbols),
+                           TensorMetaHash(static_cast<uint32_t>(shape.dtype), sizes, strides)});
+  }
+  if (set.tensors.empty()) return {};
+  const Status status = engine_->AddTensorSet(set, now_);
+  SLICE_CHECK(status.ok(), status.ToString().c_str());
+  executor_.AddSet(set);
+  return set.id;
+}
+
+Simulation::Service Simulation::AddService(TenantId tenant, std::shared_ptr<const graph::Template> graph, DomainIndex home,
+                                           std::vector<DomainIndex> replicas, bool movable) {
+  Service service;
+  service.tenant = tenant;
+  service.graph = graph;
+  uint64_t domains = uint64_t{1} << home;
+  if (movable) domains = (uint64_t{1} << config_.domains.size()) - 1;
+  service.constants = AddSet(service, engine::TensorKind::kConstant, home, 0);
+  service.managed = AddSet(service, engine::TensorKind::kManaged, home, domains);
+  service.mutables = AddSet(service, engine::TensorKind::kMutable, home, 0);
+  for (const DomainIndex domain : replicas) {
+    if (!service.constants) break;
+    const Status status = engine_->Replicate(service.constants, domain, now_);
+    SLICE_CHECK(status.ok(), status.ToString().c_str());
+    while (!engine_->ReplicasReady(service.constants, domain)) Step(std::min(executor_.NextEvent(), engine_->NextWake()));
+  }
+  return AddGraph(service, std::move(graph));
+}
+
+Simulation::Service Simulation::AddGraph(const Service& from, std::shared_ptr<const graph::Template> graph) {
+  Service service = from;
+  service.graph = graph;
+  service.pieces.clear();
+  const TemplateId id = AddTemplate(graph);
+  engine::BindingConfig binding;
+  binding.id = {next_id_++};
+  binding.tenant = from.tenant;
+  binding.graph = id;
+  uint32_t next[4] = {0, 0, 0, 0};
+  VirtualExecutor::BindingInfo info;
+  for (const uint32_t input_index : graph->statics()) {
+    const graph::Input& input = graph->inputs()[input_index];
+    engine::TensorKind kind = engine::TensorKind::kManaged;
+    TensorSetId set = service.managed;
+    if (input.kind == proto::Input::STATIC_CONSTANT) {
+      kind = engine::TensorKind::kConstant;
+      set = service.constants;
+    } else if (input.kind == proto::Input::STATIC_MUTABLE) {
+      kind = engine::TensorKind::kMutable;
+      set = service.mutables;
+    }
+    const engine::TensorRef ref{set, next[static_cast<size_t>(kind)]++};
+    if (kind == engine::TensorKind::kManaged) service.pieces.push_back(ref);
+    binding.statics.push_back(ref);
+    info.kinds.push_back(kind);
+  }
+  info.graph = graph;
+  info.statics = binding.statics;
+  const Status status = engine_->AddBinding(binding);
+  SLICE_CHECK(status.ok(), status.ToString().c_str());
+  executor_.AddBinding(binding.id, std::move(info));
+  service.binding = binding.id;
+  templates_[binding.id.value] = id;
+  return service;
+}
+
+uint64_t Simulation::Submit(const Service& service, uint64_t sequence, TimeNs deadline, int32_t priority) {
+  graph::BoundSizes sizes;
+  const Status bound = service.graph->Bind({}, &sizes);
+  SLICE_CHECK(bound.ok(), bound.ToString().c_str());
+  std::vector<wire::ArenaRange> inputs, outputs;
+  const auto slot = [this](int64_t bytes) {
+    const wire::ArenaRange range{next_offset_, static_cast<uint64_t>(bytes)};
+    next_offset_ += (static_cast<uint64_t>(bytes) + 63) / 64 * 64;
+    return range;
+  };
+  for (const int64_t bytes : sizes.dynamic_bytes) inputs.push_back(slot(bytes));
+  for (const int64_t bytes : sizes.result_bytes) outputs.push_back(slot(bytes));
+  engine::Submit submit;
+  submit.tenant = service.tenant;
+  submit.cookie = next_cookie_++;
+  submit.binding = service.binding;
+  submit.sequence = sequence;
+  submit.deadline = deadline;
+  submit.priority = priority;
+  submit.inputs = inputs;
+  submit.outputs = outputs;
+  engine_->Handle(submit, now_);
+  return submit.cookie;
+}
+
+uint64_t Simulation::Command(const Service& service, wire::TensorCommandKind kind, std::vector<engine::TensorRef> pieces) {
+  engine::TensorCommand command;
+  command.tenant = service.tenant;
+  command.cookie = next_cookie_++;
+  command.kind = kind;
+  command.tensors = pieces;
+  engine_->Handle(command, now_);
+  return command.cookie;
+}
+
+void Simulation::OpenSequence(TenantId tenant, uint64_t number, ServiceClass service_class, TimeNs deadline) {
+  engine::OpenSequence open;
+  open.tenant = tenant;
+  open.sequence = number;
+  open.service_class = service_class;
+  open.deadline = deadline;
+  engine_->Handle(open, now_);
+}
+
+const VirtualExecutor::Completion* Simulation::Find(TenantId tenant, uint64_t cookie) const {
+  const auto found = executor_.completions.find({tenant.value, cookie});
+  return found == executor_.completions.end() ? nullptr : &found->second;
+}
+
+int Simulation::StatusOf(TenantId tenant, uint64_t cookie) const {
+  const VirtualExecutor::Completion* const completion = Find(tenant, cookie);
+  return completion == nullptr ? -1 : completion->slot.status;
+}
+
+std::string Simulation::Violations() const {
+  std::string text;
+  for (size_t i = 0; i < executor_.violations.size() && i < 5; ++i) text += executor_.violations[i] + "\n";
+  return text;
+}
+
+}  // namespace slice::testing
