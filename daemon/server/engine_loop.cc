@@ -280,21 +280,26 @@ void EngineLoop::ToExecutor(uint32_t type, std::span<const std::byte> payload, D
 
 void EngineLoop::FlushCommands() {
   if (commands_ == nullptr) return;
-  bool flushed = false;
   while (!overflow_.empty() && commands_->Push(overflow_.front().type, overflow_.front().payload)) {
     overflow_.pop_front();
-    flushed = true;
+    wake_any_ = true;
   }
-  for (size_t device = 0; device < wake_devices_.size(); ++device) {
-    if (!wake_devices_[device]) continue;
-    wake_devices_[device] = false;
-    SignalEventFd(executor_->device_events[device]);
-  }
-  // Bookkeeping may be taken by any device: all look, since we do not know which one is free.
-  if (wake_any_ || flushed) {
-    for (const Fd& event : executor_->device_events) SignalEventFd(event);
+  bool pushed = wake_any_;
+  for (const bool wake : wake_devices_) pushed = pushed || wake;
+  if (!pushed) return;
+  // Whoever of the executor's threads wakes takes all commands and wakes the devices concerned. None sleeps: one is
+  // about to look.
+  if (commands_->ConsumerSleeps()) {
+    bool signalled = false;
+    for (size_t device = 0; device < wake_devices_.size(); ++device) {
+      if (!wake_devices_[device]) continue;
+      SignalEventFd(executor_->device_events[device]);
+      signalled = true;
+    }
+    if (!signalled) SignalEventFd(executor_->device_events.front());
   }
   wake_any_ = false;
+  std::fill(wake_devices_.begin(), wake_devices_.end(), false);
 }
 
 // ---- sink -----------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ namespace {
 
 constexpr DurationNs kZygoteStartTimeout = 120 * kSecond;  // loading torch from a cold disk
 constexpr DurationNs kForkTimeout = 10 * kSecond;
+constexpr int kSocketBytes = 4 << 20;
 constexpr size_t kAckBytesMax = size_t{256} * 1024;
 
 // True when readable (or hung up) in time.
@@ -50,6 +51,12 @@ Status MakePair(Fd* ours, Fd* theirs) {
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
     return ErrnoError(StatusCode::kNoMemory, errno, "socketpair");
+  }
+  // A set of thousands of tensors is one message; FORCE is for root, the other as far as the system allows.
+  for (const int fd : pair) {
+    for (const int option : {SO_SNDBUF, SO_SNDBUFFORCE}) {
+      [[maybe_unused]] const int rc = ::setsockopt(fd, SOL_SOCKET, option, &kSocketBytes, sizeof kSocketBytes);
+    }
   }
   *ours = Fd(pair[0]);
   *theirs = Fd(pair[1]);

@@ -147,12 +147,6 @@ Result<SetSegments> CreateSegments(const SegmentLayout& layout, TensorKind kind,
   return segments;
 }
 
-Result<Fd> CreateView(const SegmentLayout& layout) {
-  SLICE_ASSIGN_OR_RETURN(Fd view, CreateMemfd("slice-view", layout.bytes));
-  SLICE_RETURN_IF_ERROR(SealFutureWrite(view));
-  return view;
-}
-
 Status CheckTenantSegment(const Fd& memfd, uint64_t bytes) {
   SLICE_ASSIGN_OR_RETURN([[maybe_unused]] size_t size, CheckForeignMemfd(memfd, bytes));
   struct statfs info {};
@@ -186,12 +180,13 @@ proto::ExecutorTensorSet ToExecutorSet(TensorSetId id, TenantId tenant, TensorKi
 }
 
 engine::TensorSetConfig ToEngineSet(TensorSetId id, TenantId tenant, TensorKind kind, DomainIndex home,
-                                    const SegmentLayout& layout) {
+                                    const SegmentLayout& layout, const SetSegments& segments) {
   engine::TensorSetConfig out;
   out.id = id;
   out.tenant = tenant;
   out.kind = kind;
   out.home = home;
+  for (const DomainIndex domain : segments.domains) out.segment_domains |= uint64_t{1} << domain;
   for (const PlacedTensor& tensor : layout.tensors) {
     out.tensors.push_back({tensor.name, static_cast<int64_t>(tensor.extent_bytes), tensor.meta_hash});
   }

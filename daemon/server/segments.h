@@ -4,8 +4,7 @@
 // Managed tensors: the daemon's memfds in every domain. These never leave sliced and its executor. The seal
 // F_SEAL_FUTURE_WRITE belongs to the inode, and a restarted executor must map it writable again, so the data segment can
 // neither be sealed nor be shown to the tenant (a read-only descriptor is no protection: /proc/self/fd reopens it).
-// What the tenant gets as `view` is a separate sealed segment of zeros with the same layout: contents are had by
-// slice_tensor_read.
+// So there are no views of managed tensors (slice_tensor_alloc writes NULL): contents are had by slice_tensor_read.
 //
 // Pure but for making memfds. Owner: the session that asked.
 #pragma once
@@ -55,8 +54,6 @@ struct SetSegments {
 };
 Result<SetSegments> CreateSegments(const SegmentLayout& layout, engine::TensorKind kind, Fd home_memfd, DomainIndex home,
                                    std::span<const DomainIndex> domains);
-// The tenant's read-only view of a managed set (see above).
-Result<Fd> CreateView(const SegmentLayout& layout);
 // A descriptor of a tenant that the executor will map: as CheckForeignMemfd, and not of huge pages (touching one that the
 // pool cannot give is SIGBUS in whoever touches it).
 Status CheckTenantSegment(const Fd& memfd, uint64_t bytes);
@@ -64,6 +61,6 @@ Status CheckTenantSegment(const Fd& memfd, uint64_t bytes);
 proto::ExecutorTensorSet ToExecutorSet(TensorSetId id, TenantId tenant, engine::TensorKind kind,
                                        const SegmentLayout& layout, const SetSegments& segments);
 engine::TensorSetConfig ToEngineSet(TensorSetId id, TenantId tenant, engine::TensorKind kind, DomainIndex home,
-                                    const SegmentLayout& layout);
+                                    const SegmentLayout& layout, const SetSegments& segments);
 
 }  // namespace slice::server

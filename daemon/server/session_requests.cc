@@ -107,11 +107,9 @@ Status Session::ImportTensors(const proto::ImportTensors& request, std::vector<F
 
 Status Session::AllocTensors(const proto::AllocTensors& request) {
   SLICE_ASSIGN_OR_RETURN(const SegmentLayout layout, LayOut(request.tensors(), TensorKind::kManaged, 0));
-  SLICE_ASSIGN_OR_RETURN(const Fd view, CreateView(layout));
   proto::Reply reply;
   SLICE_RETURN_IF_ERROR(AddSet(layout, TensorKind::kManaged, Fd(), reply.mutable_tensors()));
-  const int fd = view.get();
-  ReplyWith(std::move(reply), std::span(&fd, 1));
+  ReplyWith(std::move(reply));  // no descriptor: no views, see segments.h
   return Status::Ok();
 }
 
@@ -129,8 +127,8 @@ Status Session::AddSet(const SegmentLayout& layout, TensorKind kind, Fd home_mem
   SLICE_ASSIGN_OR_RETURN(SetSegments segments, CreateSegments(layout, kind, std::move(home_memfd), home, domains));
   proto::ExecutorRequest request;
   *request.mutable_add_set() = ToExecutorSet(id, tenant(), kind, layout, segments);
+  const engine::TensorSetConfig config = ToEngineSet(id, tenant(), kind, home, layout, segments);
   SLICE_RETURN_IF_ERROR(services_->supervisor.Add(std::move(request), std::move(segments.memfds)));
-  const engine::TensorSetConfig config = ToEngineSet(id, tenant(), kind, home, layout);
   Status added;
   std::vector<uint64_t> handles;
   services_->loop.Call([&] {

@@ -1,0 +1,98 @@
+// The executor's life: deaths, replay, giving up. The executor is tests/testing/fake_executor.cc.
+#include <signal.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/server/server_fixture.h"
+
+namespace slice::server {
+namespace {
+
+using testing::RawTenant;
+
+class SupervisorTest : public ServerFixture {
+ protected:
+  nlohmann::json StatusOf(RawTenant* tenant) {
+    proto::Request request;
+    request.mutable_status();
+    return nlohmann::json::parse(tenant->Call(request)->body().text());
+  }
+  int32_t RegisterAndGetStatus(RawTenant* tenant, const std::string& text) {
+    const Fd memfd = RawTenant::MemfdOf(text);
+    const int fd = memfd.get();
+    proto::Request request;
+    request.mutable_register_graph()->set_bytes(text.size());
+    return tenant->Call(request, std::span(&fd, 1))->status();
+  }
+};
+
+TEST_F(SupervisorTest, Happy_KilledExecutorIsReplacedAndToldEverything) {
+  Start();
+  RawTenant tenant = Open();
+  const uint64_t binding = tenant.Bind(SmallTemplate());
+  proto::Request alloc;
+  alloc.mutable_alloc_tensors()->add_tensors()->set_dtype(proto::FLOAT32);
+  ASSERT_EQ(tenant.Call(alloc)->status(), SLICE_OK);
+  const pid_t first = StatusOf(&tenant)["executor_pid"];
+  ASSERT_EQ(::kill(first, SIGKILL), 0);
+  ASSERT_TRUE(Eventually([&] { return control.readies == 2; }));
+  const nlohmann::json status = StatusOf(&tenant);
+  EXPECT_NE(status["executor_pid"], first);
+  EXPECT_EQ(status["executor_restarts"], 1);
+  EXPECT_EQ(status["executor_up"], true);
+  EXPECT_EQ(control.losses, 1u);
+  EXPECT_EQ(LogCount("setup"), 2u);
+  for (const char* what : {"add_tenant", "add_template", "add_set", "add_binding"}) EXPECT_EQ(LogCount(what), 2u) << what;
+  tenant.Submit(1, binding, SmallArguments());
+  EXPECT_EQ(tenant.WaitCompletion()->status, SLICE_OK);
+}
+
+TEST_F(SupervisorTest, Malicious_TemplateThatKillsExecutorsIsRefused) {
+  Start();
+  RawTenant bad = Open(), good = Open();
+  EXPECT_EQ(RegisterAndGetStatus(&bad, SmallTemplate("fake:die")), SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_EQ(RegisterAndGetStatus(&good, SmallTemplate()), SLICE_OK);
+  EXPECT_EQ(control.templates, 1u);
+}
+
+TEST_F(SupervisorTest, Edge_ExecutorThatDoesNotAnswerIsReplaced) {
+  config.executor_request_timeout = 300 * kMillisecond;
+  Start();
+  RawTenant tenant = Open();
+  EXPECT_EQ(RegisterAndGetStatus(&tenant, SmallTemplate("fake:hang")), SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_EQ(RegisterAndGetStatus(&tenant, SmallTemplate()), SLICE_OK);
+  EXPECT_EQ(control.losses, 2u);
+}
+
+TEST_F(SupervisorTest, Edge_GivesUpAfterManyDeathsAndComesBack) {
+  Start();
+  RawTenant tenant = Open();
+  for (uint64_t death = 1; death <= Supervisor::kDeathsMax; ++death) {
+    ASSERT_TRUE(Eventually([&] { return control.readies == death; }));
+    ASSERT_EQ(::kill(StatusOf(&tenant)["executor_pid"], SIGKILL), 0);
+    ASSERT_TRUE(Eventually([&] { return control.losses == death; }));
+  }
+  ASSERT_TRUE(Eventually([&] { return control.given_up == 1; }));
+  EXPECT_EQ(RegisterAndGetStatus(&tenant, SmallTemplate()), SLICE_ERR_EXECUTOR_LOST);
+  // The next try comes by itself after the backoff.
+  ASSERT_TRUE(Eventually([&] { return control.readies == Supervisor::kDeathsMax + 1; }));
+  EXPECT_EQ(RegisterAndGetStatus(&tenant, SmallTemplate()), SLICE_OK);
+}
+
+TEST_F(SupervisorTest, Edge_MissingExecutorIsAClearError) {
+  ZygoteLauncher launcher("/nonexistent/slice-executor");
+  const Result<ExecutorProcess> process = launcher.Launch();
+  ASSERT_FALSE(process.ok());
+  EXPECT_EQ(process.status().code(), StatusCode::kExecutorLost);
+  EXPECT_NE(process.status().text().find("/nonexistent/slice-executor"), std::string::npos);
+}
+
+TEST_F(SupervisorTest, Edge_ProgramThatIsNoZygoteIsAClearError) {
+  ZygoteLauncher launcher("/bin/true");
+  const Result<ExecutorProcess> process = launcher.Launch();
+  ASSERT_FALSE(process.ok());
+  EXPECT_NE(process.status().text().find("ended before it was ready"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace slice::server
