@@ -74,6 +74,11 @@ std::shared_ptr<Instance> Instance::Failed(uint64_t id, uint32_t attempt, Status
   return instance;
 }
 
+void Instance::Clear() {
+  domains_.clear();
+  integer_inputs_.clear();
+}
+
 Instance::~Instance() {
   if (binding_ != nullptr) binding_->tenant()->host_bytes.fetch_sub(host_bytes_, std::memory_order_relaxed);
 }

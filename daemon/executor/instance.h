@@ -66,6 +66,9 @@ class Instance {
   void PutValue(uint32_t value, uint32_t domain, at::Tensor tensor);
   bool NeedsValue(uint32_t value) const;                     // some consumer has not finished
 
+  // Drops every value: before the end is reported.
+  void Clear();
+
   std::vector<OpState> ops;
   Status failure;                // not OK: ops are answered with Failed or dropped
   bool ending = false;
