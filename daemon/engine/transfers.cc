@@ -113,12 +113,11 @@ bool EngineImpl::IsAdmitted(const Instance& instance, uint32_t crossing, DomainI
 void EngineImpl::StartMove(Piece* piece, Instance* instance, DomainIndex destination, TimeNs now) {
   const TenantId tenant = instance->tenant->config.id;
   ledger_.Charge(tenant, MemoryKind::kManaged, destination, piece->bytes);
-  const wire::DropReplica drop{piece->set->config.id.value, piece->tensor, piece->domain, {}};
   if (piece->zero) {
+    // No DropReplica: the pages left behind are zero as well, and a drop could come after a move back and a write there.
     ledger_.Release(tenant, MemoryKind::kManaged, piece->domain, piece->bytes);
     piece->domain = destination;
     PublishPiece(*piece);
-    Send(wire::kDropReplica, drop);
     return;
   }
   Transfer* const transfer =

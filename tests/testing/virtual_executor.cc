@@ -19,6 +19,9 @@ void VirtualExecutor::AddSet(const engine::TensorSetConfig& set) {
   SetState& state = sets_[set.id.value];
   state.config = set;
   state.resident.assign(set.tensors.size(), uint64_t{1} << set.home);
+  const bool managed = set.kind == engine::TensorKind::kManaged;
+  state.zero.assign(set.tensors.size(), managed);
+  state.dirty.assign(set.tensors.size(), 0);
   state.writers.assign(set.tensors.size(), 0);
   state.readers.assign(set.tensors.size(), 0);
 }
@@ -133,7 +136,9 @@ void VirtualExecutor::Command(uint32_t type, const std::vector<std::byte>& paylo
         const auto found = sets_.find(r.set);
         if (found == sets_.end()) return;
         for (size_t t = 0; t < found->second.resident.size(); ++t) {
-          if (r.tensor == 0xffffffff || r.tensor == t) found->second.resident[t] &= ~(uint64_t{1} << r.domain);
+          if (r.tensor != 0xffffffff && r.tensor != t) continue;
+          found->second.resident[t] &= ~(uint64_t{1} << r.domain);
+          found->second.dirty[t] &= ~(uint64_t{1} << r.domain);
         }
       });
     default: Violate("command " + std::to_string(type) + " is unknown");
@@ -153,6 +158,7 @@ void VirtualExecutor::OnStart(const std::vector<std::byte>& payload) {
   Instance& instance = instances_[{start.instance, start.attempt}];
   instance.start = start;
   instance.binding = &binding->second;
+  graphs_[start.instance] = instance.binding->graph;
   const graph::Template& graph = *instance.binding->graph;
   std::vector<int64_t> symbols(start.symbol_count);
   std::memcpy(symbols.data(), payload.data() + sizeof(start), symbols.size() * sizeof(int64_t));
@@ -272,11 +278,16 @@ void VirtualExecutor::CheckPieces(const Instance& instance, uint32_t op, DomainI
     uint32_t& writers = set.writers[ref.tensor];
     uint32_t& readers = set.readers[ref.tensor];
     if (begin) {
-      if ((set.resident[ref.tensor] >> domain & 1) == 0) {
+      if (!set.Valid(ref.tensor, domain)) {
         Violate("op " + std::to_string(op) + ": tensor " + std::to_string(ref.tensor) + " of set " + std::to_string(ref.set.value) +
                 " is not in domain " + std::to_string(domain));
       }
       if (writers > 0 || (write && readers > 0)) Violate("two ops at a written piece");
+    }
+    if (write && set.config.kind == engine::TensorKind::kManaged) {
+      set.zero[ref.tensor] = false;
+      set.resident[ref.tensor] = uint64_t{1} << domain;
+      set.dirty[ref.tensor] |= uint64_t{1} << domain;
     }
     (write ? writers : readers) += begin ? 1 : static_cast<uint32_t>(-1);
   };
@@ -441,7 +452,7 @@ void VirtualExecutor::OnWatch(const wire::Watch& watch) {
   } else {
     const SetState& set = sets_[watch.set];
     if (watch.value >= set.resident.size()) return Violate("watch of an unknown tensor");
-    if ((set.resident[watch.value] >> watch.source_domain & 1) == 0) Violate("watch of a tensor that is not there");
+    if (!set.Valid(watch.value, watch.source_domain)) Violate("watch of a tensor that is not there");
     transfer.bytes = set.config.tensors[watch.value].bytes;
     transfer.intent = true;
   }
@@ -504,7 +515,9 @@ void VirtualExecutor::FinishTransfer(uint64_t id, StatusCode status) {
     }
     FreeDead(instance);
   } else if (transfer.watch.instance == 0 && status == StatusCode::kOk) {
-    sets_[transfer.watch.set].resident[transfer.watch.value] |= uint64_t{1} << to;
+    SetState& set = sets_[transfer.watch.set];
+    set.resident[transfer.watch.value] |= uint64_t{1} << to;
+    if (set.config.kind == engine::TensorKind::kManaged) set.dirty[transfer.watch.value] |= uint64_t{1} << to;
   }
   Report(wire::kTransferDone,
          wire::TransferDone{id, transfer.start, now_, transfer.bytes, static_cast<int32_t>(status), 0});
@@ -517,9 +530,16 @@ void VirtualExecutor::FinishTransfer(uint64_t id, StatusCode status) {
 void VirtualExecutor::OnCommandRun(const wire::TensorCommandRun& run) {
   SetState& set = sets_[run.set];
   if (run.tensor >= set.resident.size()) return Violate("command on an unknown tensor");
-  if ((set.resident[run.tensor] >> run.domain & 1) == 0) {
-    // A piece of zeroes moves without a copy.
-    set.resident[run.tensor] |= uint64_t{1} << run.domain;
+  const uint64_t bit = uint64_t{1} << run.domain;
+  if (run.kind != wire::kTensorReset && !set.Valid(run.tensor, run.domain)) Violate("a command where its piece is not");
+  if (run.kind != wire::kTensorRead) {
+    set.resident[run.tensor] = bit;
+    set.zero[run.tensor] = run.kind == wire::kTensorReset;
+    if (run.kind == wire::kTensorReset) {
+      set.dirty[run.tensor] &= ~bit;
+    } else {
+      set.dirty[run.tensor] |= bit;
+    }
   }
   if (set.writers[run.tensor] > 0 || (run.kind != wire::kTensorRead && set.readers[run.tensor] > 0)) {
     Violate("a command runs while an op uses the piece");
@@ -645,6 +665,20 @@ Simulation::Service Simulation::AddService(TenantId tenant, std::shared_ptr<cons
     const Status status = engine_->Replicate(service.constants, domain, now_);
     SLICE_CHECK(status.ok(), status.ToString().c_str());
     while (!engine_->ReplicasReady(service.constants, domain)) Step(std::min(executor_.NextEvent(), engine_->NextWake()));
+  }
+  return AddGraph(service, std::move(graph));
+}
+
+Simulation::Service Simulation::AddServiceAt(TenantId tenant, std::shared_ptr<const graph::Template> graph,
+                                             const std::map<engine::TensorKind, DomainIndex>& homes) {
+  Service service;
+  service.tenant = tenant;
+  service.graph = graph;
+  for (const auto& [kind, home] : homes) {
+    TensorSetId& set = kind == engine::TensorKind::kConstant  ? service.constants
+                       : kind == engine::TensorKind::kManaged ? service.managed
+                                                              : service.mutables;
+    set = AddSet(service, kind, home, 0);
   }
   return AddGraph(service, std::move(graph));
 }

@@ -90,7 +90,12 @@ class VirtualExecutor : public engine::Sink {
   std::vector<engine::TraceEvent> trace;
   std::vector<std::string> violations;
   std::vector<int64_t> pool_used, pool_peak;
-  uint64_t recalls = 0, recalled_by_window = 0, drops = 0, ends = 0, instances_known() const { return instances_.size(); }
+  uint64_t recalls = 0, recalled_by_window = 0, drops = 0, ends = 0;
+  uint64_t instances_known() const { return instances_.size(); }
+  std::shared_ptr<const graph::Template> GraphOf(uint64_t instance) const {
+    const auto found = graphs_.find(instance);
+    return found == graphs_.end() ? nullptr : found->second;
+  }
   // Set to decide the fate of an op: >= 0 fails it with that status after its time.
   std::function<int(uint64_t instance, uint32_t op)> fail_op;
   std::function<DurationNs(uint64_t instance, uint32_t op, DurationNs planned)> duration_of;
@@ -173,10 +178,17 @@ class VirtualExecutor : public engine::Sink {
   struct SetState {
     engine::TensorSetConfig config;
     std::vector<uint64_t> resident;    // by tensor: domains with a valid copy
+    std::vector<bool> zero;            // valid wherever no stale pages are
+    std::vector<uint64_t> dirty;       // domains with pages that were written and not dropped or reset
+    bool Valid(uint32_t tensor, DomainIndex domain) const {
+      const uint64_t bit = uint64_t{1} << domain;
+      return (resident[tensor] & bit) != 0 || (zero[tensor] && (dirty[tensor] & bit) == 0);
+    }
     std::vector<uint32_t> writers, readers;
   };
   std::map<uint32_t, SetState> sets_;
   std::map<InstanceKey, Instance> instances_;
+  std::map<uint64_t, std::shared_ptr<const graph::Template>> graphs_;  // of every instance ever started
   std::map<uint64_t, Transfer> transfers_;
   std::vector<Device> devices_;
   uint32_t running_ops_ = 0;
@@ -210,6 +222,9 @@ class Simulation {
   };
   Service AddService(TenantId tenant, std::shared_ptr<const graph::Template> graph, DomainIndex home = 0,
                      std::vector<DomainIndex> replicas = {}, bool movable = true);
+  // As AddService, with a home of its own for each kind of tensor.
+  Service AddServiceAt(TenantId tenant, std::shared_ptr<const graph::Template> graph,
+                       const std::map<engine::TensorKind, DomainIndex>& homes);
   // Another graph over the same tensors (prefill and decode of one cache).
   Service AddGraph(const Service& service, std::shared_ptr<const graph::Template> graph);
   // Submits now; returns the cookie. Output slots never overlap.
