@@ -32,7 +32,8 @@ test:  ## installs what is missing, builds everything, runs every test
 	cmake --build --preset dev -j $(JOBS)
 	failed=0
 	ctest --preset dev -j 2 || failed=1
-	pytest="$$python -m pytest -c torch_plugin/tests/pytest.ini -p no:cacheprovider"
+	# Background jobs ignore SIGINT; the tests of Ctrl-C need it.
+	pytest="env --default-signal=INT $$python -m pytest -c torch_plugin/tests/pytest.ini -p no:cacheprovider"
 	export $(call ENVIRONMENT,dev)
 	echo "--- the plugin's runtime on a real daemon"
 	$$python tests/plugin/on_daemon.py build/dev $$pytest torch_plugin/tests -k runtime || failed=1
