@@ -96,6 +96,14 @@ bool Executor::ChooseLocked(Device* device, LaunchedOp* launched, Frame* frame, 
     if (launched->instance == nullptr) continue;  // cannot be: ending removes its ops
     Instance* instance = launched->instance.get();
     const uint32_t op = launched->op.key.op;
+    launched->start_ns = MonotonicNow();
+    // In the ring before the op touches anything: an op that never reported Started has written nothing.
+    const wire::Started started{instance->id(), instance->attempt(), op, launched->start_ns, device->index, 0};
+    if (!reports_->TryPush(wire::kStarted, started, launched->op.duration_ns >= kStartedWakeNs)) {
+      device->queue.Add(launched->op);
+      *wake_ns = std::min(*wake_ns, now + kReportRetryNs);
+      return false;
+    }
     const Status gathered = instance->Gather(op, device->config.domain(), frame, &launched->missing);
     if (!gathered.ok()) {
       frame->locals.clear();
@@ -105,10 +113,6 @@ bool Executor::ChooseLocked(Device* device, LaunchedOp* launched, Frame* frame, 
     }
     instance->ops[op] = OpState::kLaunched;
     ++instance->running;
-    launched->start_ns = MonotonicNow();
-    reports_->Push(wire::kStarted,
-                   wire::Started{instance->id(), instance->attempt(), op, launched->start_ns, device->index, 0},
-                   launched->op.duration_ns >= kStartedWakeNs);
     return true;
   }
 }

@@ -13,6 +13,13 @@ void ReportSink::PushBytes(uint32_t type, std::span<const std::byte> payload, bo
   if (wake && ring_.ConsumerSleeps()) SignalEventFd(engine_event_);
 }
 
+bool ReportSink::TryPushBytes(uint32_t type, std::span<const std::byte> payload, bool wake) {
+  const std::lock_guard lock(mutex_);
+  if (FlushLocked() || !ring_.Push(type, payload)) return false;
+  if (wake && ring_.ConsumerSleeps()) SignalEventFd(engine_event_);
+  return true;
+}
+
 bool ReportSink::Flush() {
   const std::lock_guard lock(mutex_);
   const bool some = !waiting_.empty();

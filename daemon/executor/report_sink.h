@@ -24,11 +24,17 @@ class ReportSink {
   void Push(uint32_t type, const T& report, bool wake = true) {
     PushBytes(type, std::as_bytes(std::span(&report, 1)), wake);
   }
+  // Writes it into the ring now, or not at all (false): for reports that promise something.
+  template <typename T>
+  [[nodiscard]] bool TryPush(uint32_t type, const T& report, bool wake = true) {
+    return TryPushBytes(type, std::as_bytes(std::span(&report, 1)), wake);
+  }
   // Tries to write what is waiting. Returns whether something still waits: call again soon.
   bool Flush();
 
  private:
   void PushBytes(uint32_t type, std::span<const std::byte> payload, bool wake);
+  bool TryPushBytes(uint32_t type, std::span<const std::byte> payload, bool wake);
   bool FlushLocked();
 
   std::mutex mutex_;

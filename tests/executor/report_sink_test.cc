@@ -63,6 +63,27 @@ TEST(Edge_ReportSink, FullRingKeepsReportsInOrder) {
   EXPECT_FALSE(s.sink->Flush());
 }
 
+TEST(Edge_ReportSink, PromiseIsInTheRingOrRefused) {
+  Sink s;
+  while (s.sink->TryPush(wire::kIntent, wire::Intent{1, 0})) {
+  }
+  s.sink->Push(wire::kIntent, wire::Intent{2, 0});
+  RecordRing::Record record;
+  ASSERT_TRUE(*s.ring->Pop(&record));
+  ASSERT_TRUE(*s.ring->Pop(&record));
+  EXPECT_TRUE(s.sink->TryPush(wire::kIntent, wire::Intent{3, 0}));  // behind the one that waited
+  uint64_t last = 0;
+  uint64_t before = 0;
+  while (*s.ring->Pop(&record)) {
+    wire::Intent intent{};
+    std::memcpy(&intent, record.payload.data(), sizeof intent);
+    before = last;
+    last = intent.transfer;
+  }
+  EXPECT_EQ(before, 2u);
+  EXPECT_EQ(last, 3u);
+}
+
 TEST(Race_ReportSink, ManyThreadsOneConsumer) {
   Sink s;
   constexpr uint64_t kEach = 2000;
