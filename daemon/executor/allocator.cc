@@ -53,9 +53,8 @@ void Delete(void* address) {
 [[noreturn]] void ThrowRefusal(const MemoryPool& pool, uint32_t tenant, size_t bytes, MemoryPool::Refusal refusal) {
   const bool cap = refusal == MemoryPool::Refusal::kTenantCap;
   TORCH_CHECK_WITH(OutOfMemoryError, false, "needs ", bytes, " bytes; ",
-                   cap ? "the tenant's cap in this memory domain is " : "the memory domain has ",
-                   cap ? pool.BytesMax(tenant) : pool.bytes(), ", of which ",
-                   cap ? pool.BytesUsed(tenant) : pool.BytesUsed(), " are in use");
+                   cap ? "the tenant's cap in this memory domain is " : "other tenants fill the memory domain of ",
+                   cap ? pool.BytesMax(tenant) : pool.bytes(), ", in use by this tenant are ", pool.BytesUsed(tenant));
   std::abort();  // not reached
 }
 

@@ -63,7 +63,6 @@ Result<std::shared_ptr<TensorSet>> TensorSet::Create(const proto::ExecutorTensor
     }
     for (const proto::SetTensor& tensor : request.tensors()) {
       const auto dtype = static_cast<proto::DType>(tensor.dtype());
-      // Raw handles: Get() ties the segment's life to what it returns.
       segment->tensors.push_back(WrapMemory(
           segment->mapping.data() + tensor.offset(), {tensor.sizes().data(), static_cast<size_t>(tensor.sizes_size())},
           {tensor.strides().data(), static_cast<size_t>(tensor.strides_size())}, *ToScalarType(dtype)));
@@ -81,7 +80,11 @@ Status TensorSet::AddDomains(TensorSet* other) {
   }
   segments_.resize(std::max(segments_.size(), other->segments_.size()));
   for (size_t domain = 0; domain < other->segments_.size(); ++domain) {
-    if (other->segments_[domain] != nullptr) segments_[domain] = std::move(other->segments_[domain]);
+    if (other->segments_[domain] == nullptr) continue;
+    if (segments_[domain] != nullptr) {
+      return Error(StatusCode::kInvalid, "set %u is in domain %zu already", id(), domain);
+    }
+    segments_[domain] = std::move(other->segments_[domain]);
   }
   return Status::Ok();
 }

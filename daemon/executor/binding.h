@@ -30,14 +30,15 @@ class TensorSet {
  public:
   // Checks the layout and maps every segment. Errors: INVALID, BOUNDS, NO_MEMORY.
   static Result<std::shared_ptr<TensorSet>> Create(const proto::ExecutorTensorSet& request, std::vector<Fd>* fds);
-  // Takes the domains of a later request for the same set over. Errors: INVALID when the layout differs.
+  // Takes the domains of a later request for the same set over. Errors: INVALID (another layout, or a domain that the set
+  // has: bindings hold its memory).
   Status AddDomains(TensorSet* other);
 
   uint32_t id() const { return layout_.set_id(); }
   uint32_t tenant() const { return layout_.tenant(); }
   size_t tensor_count() const { return static_cast<size_t>(layout_.tensors_size()); }
   const proto::SetTensor& layout(uint32_t tensor) const { return layout_.tensors(static_cast<int>(tensor)); }
-  // Undefined when the set is not mapped in the domain. The segment lives as long as the returned tensor.
+  // Undefined when the set is not mapped in the domain. The caller keeps the set as long as the tensor.
   at::Tensor Get(uint32_t domain, uint32_t tensor) const;
   // First byte of a tensor's storage; nullptr when not mapped (or not writable and `write`).
   std::byte* Storage(uint32_t domain, uint32_t tensor, bool write) const;

@@ -1,7 +1,6 @@
 // The copy thread: transfers in chunks, the best class first at every chunk boundary; tensor commands; replica drops.
 // It also drains the command ring when every device thread is busy.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -13,6 +12,7 @@
 #include "common/log.h"
 #include "daemon/executor/executor.h"
 #include "daemon/executor/tensors.h"
+#include "daemon/executor/zygote.h"
 
 namespace slice::executor {
 namespace {
@@ -24,7 +24,7 @@ constexpr int kReportRetryMs = 1;
 
 void Executor::RunCopier() {
   ::pthread_setname_np(::pthread_self(), "copier");
-  at::set_num_threads(1);
+  PrepareThread();
   const c10::InferenceMode inference;
   for (;;) {
     std::unique_lock lock(mutex_);
@@ -153,7 +153,7 @@ void Executor::RunTensorCommand(std::unique_lock<std::mutex>* lock, const wire::
     status = ApplyTensorCommand(command, set.get(), tenant.get());
     lock->lock();
   }
-  if (!status.ok()) SLICE_LOG_WARN("executor", "tensor command: %s", status.ToString().c_str());
+  if (!status.ok()) tenant_faults_.Warn("tensor command: " + status.ToString());
   reports_->Push(wire::kCommandDone, wire::CommandDone{command.command, static_cast<int32_t>(status.code()), 0});
 }
 

@@ -1,5 +1,4 @@
 // The thread of one device: drain commands, choose the best ready op, run it, report.
-#include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
 #include <pthread.h>
 #include <sched.h>
@@ -8,6 +7,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "daemon/executor/executor.h"
+#include "daemon/executor/zygote.h"
 
 namespace slice::executor {
 namespace {
@@ -39,7 +39,7 @@ void Pause() {
 void Executor::RunDevice(Device* device) {
   ::pthread_setname_np(::pthread_self(), ("dev-" + device->config.name()).substr(0, 15).c_str());
   if (device->config.cpu() >= 0) PinTo(device->config.cpu());
-  at::set_num_threads(1);
+  PrepareThread();
   const c10::InferenceMode inference;
   Frame frame;
   LaunchedOp launched;

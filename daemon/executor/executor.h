@@ -22,6 +22,7 @@
 
 #include "common/clock.h"
 #include "common/fd.h"
+#include "common/log.h"
 #include "common/status.h"
 #include "common/wire/executor_ring.h"
 #include "common/wire/record_ring.h"
@@ -153,6 +154,7 @@ class Executor {
   Fd copier_poll_;
   std::thread copier_;
   std::thread prefault_;
+  RateLimitedLog tenant_faults_{"executor", 5};       // copy thread only
   bool may_spin_ = false;                           // more CPUs than threads
 };
 

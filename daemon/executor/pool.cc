@@ -14,6 +14,8 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr uint32_t kRunPages = 16;          // 64 KiB of small blocks
+constexpr size_t kSlackBytes = size_t{4} << 20;
+constexpr size_t kPoolBytesMax = size_t{8} << 40;
 constexpr uint32_t kNoPage = 0xffffffff;
 constexpr uint32_t kMixedTenants = 0xffffffff;
 constexpr uint32_t kCachedPagesMax = 16384;  // 64 MiB of freed spans kept per tenant
@@ -32,9 +34,9 @@ int ClassOf(size_t bytes) {
 }  // namespace
 
 Result<std::unique_ptr<MemoryPool>> MemoryPool::Create(size_t bytes) {
-  const size_t rounded = std::max<size_t>(RoundUp(bytes, kPageBytes), kRunPages * kPageBytes);
-  if (rounded / kPageBytes >= kNoPage) {
-    return Error(StatusCode::kNoMemory, "pool of %zu bytes is too large, the limit is 16 TiB", bytes);
+  const size_t rounded = RoundUp(bytes + bytes / 8, kPageBytes) + kSlackBytes;
+  if (bytes >= kPoolBytesMax) {
+    return Error(StatusCode::kNoMemory, "pool of %zu bytes is too large, the limit is %zu", bytes, kPoolBytesMax);
   }
   void* base = ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
@@ -42,15 +44,15 @@ Result<std::unique_ptr<MemoryPool>> MemoryPool::Create(size_t bytes) {
   }
   ::madvise(base, rounded, MADV_HUGEPAGE);
   ::madvise(base, rounded, MADV_DONTDUMP);  // tenants' data has no place in core files
-  return std::unique_ptr<MemoryPool>(new MemoryPool(static_cast<std::byte*>(base), rounded));
+  return std::unique_ptr<MemoryPool>(new MemoryPool(static_cast<std::byte*>(base), rounded, bytes));
 }
 
-MemoryPool::MemoryPool(std::byte* base, size_t bytes)
-    : base_(base), bytes_(bytes), span_of_page_(bytes / kPageBytes, kNoPage) {
-  InsertFree(0, {static_cast<uint32_t>(bytes / kPageBytes), 0});
+MemoryPool::MemoryPool(std::byte* base, size_t mapped_bytes, size_t bytes)
+    : base_(base), mapped_bytes_(mapped_bytes), bytes_(bytes), span_of_page_(mapped_bytes / kPageBytes, kNoPage) {
+  InsertFree(0, {static_cast<uint32_t>(mapped_bytes / kPageBytes), 0});
 }
 
-MemoryPool::~MemoryPool() { ::munmap(base_, bytes_); }
+MemoryPool::~MemoryPool() { ::munmap(base_, mapped_bytes_); }
 
 void MemoryPool::Prefault() {
   for (size_t at = 0; at < bytes_; at += kPrefaultStepBytes) {
@@ -87,22 +89,26 @@ void* MemoryPool::Allocate(uint32_t tenant, size_t bytes, size_t* charged, Refus
     *refusal = bytes > found->second.bytes_max ? Refusal::kTenantCap : Refusal::kPoolFull;
     return nullptr;
   }
-  const size_t rounded =
-      size_class >= 0 ? kClassBytes[static_cast<size_t>(size_class)] : RoundUp(bytes, kPageBytes);
-  if (rounded > found->second.bytes_max - std::min(found->second.bytes_used, found->second.bytes_max)) {
+  const size_t charge = size_class >= 0 ? kClassBytes[static_cast<size_t>(size_class)] : bytes;
+  if (charge > found->second.bytes_max - std::min(found->second.bytes_used, found->second.bytes_max)) {
     *refusal = Refusal::kTenantCap;
     return nullptr;
   }
+  if (charge > bytes_ - std::min<uint64_t>(bytes_used_, bytes_)) {
+    *refusal = Refusal::kPoolFull;
+    return nullptr;
+  }
+  const auto pages = static_cast<uint32_t>(RoundUp(charge, kPageBytes) / kPageBytes);
   void* address = size_class >= 0
                       ? AllocateSmall(tenant, &found->second, size_class)
-                      : AllocateLarge(tenant, &found->second, static_cast<uint32_t>(rounded / kPageBytes));
+                      : AllocateLarge(tenant, &found->second, pages, charge);
   if (address == nullptr) {
     *refusal = Refusal::kPoolFull;
     return nullptr;
   }
-  found->second.bytes_used += rounded;
-  bytes_used_ += rounded;
-  *charged = rounded;
+  found->second.bytes_used += charge;
+  bytes_used_ += charge;
+  *charged = charge;
   *refusal = Refusal::kNone;
   return address;
 }
@@ -113,7 +119,7 @@ void* MemoryPool::AllocateSmall(uint32_t id, Tenant* tenant, int size_class) {
     const uint32_t first = TakePages(id, kRunPages);
     if (first == kNoPage) return nullptr;
     const uint32_t block = kClassBytes[static_cast<size_t>(size_class)];
-    spans_[first] = {kRunPages, id, static_cast<int16_t>(size_class), 0, false};
+    spans_[first] = {kRunPages, id, 0, static_cast<int16_t>(size_class), 0, false};
     std::fill_n(span_of_page_.begin() + first, kRunPages, first);
     std::byte* run = base_ + size_t{first} * kPageBytes;
     for (size_t i = kRunPages * kPageBytes / block; i-- > 0;) list.push_back(run + i * block);
@@ -125,7 +131,7 @@ void* MemoryPool::AllocateSmall(uint32_t id, Tenant* tenant, int size_class) {
   return address;
 }
 
-void* MemoryPool::AllocateLarge(uint32_t id, Tenant* tenant, uint32_t pages) {
+void* MemoryPool::AllocateLarge(uint32_t id, Tenant* tenant, uint32_t pages, uint64_t charged) {
   uint32_t first = kNoPage;
   const auto cached = tenant->free_spans.find(pages);
   if (cached != tenant->free_spans.end() && !cached->second.empty()) {
@@ -133,10 +139,11 @@ void* MemoryPool::AllocateLarge(uint32_t id, Tenant* tenant, uint32_t pages) {
     cached->second.pop_back();
     tenant->cached_pages -= pages;
     spans_[first].cached = false;
+    spans_[first].charged = charged;
   } else {
     first = TakePages(id, pages);
     if (first == kNoPage) return nullptr;
-    spans_[first] = {pages, id, -1, 0, false};
+    spans_[first] = {pages, id, charged, -1, 0, false};
     span_of_page_[first] = first;
   }
   return base_ + size_t{first} * kPageBytes;
@@ -158,7 +165,7 @@ size_t MemoryPool::Free(void* address) {
     tenant.free_small[static_cast<size_t>(span.size_class)].push_back(address);
     --span.live;
   } else {
-    charged = size_t{span.pages} * kPageBytes;
+    charged = span.charged;
     if (span.pages <= kCachedPagesMax - tenant.cached_pages) {
       span.cached = true;
       tenant.cached_pages += span.pages;

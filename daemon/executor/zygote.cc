@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 #include <linux/sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -30,6 +31,11 @@ namespace {
 constexpr std::pair<const char*, const char*> kSettings[] = {
     {"OMP_NUM_THREADS", "1"},        {"MKL_NUM_THREADS", "1"},  {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"},
     {"LRU_CACHE_CAPACITY", "64"},    {"MKL_DISABLE_FAST_MM", "1"},
+};
+
+class SilentWarnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
 };
 
 // First calls load kernels and build tables: done once here, shared by every executor that is forked.
@@ -72,8 +78,14 @@ void PrepareEnvironment(char** argv) {
   ::execv("/proc/self/exe", argv);
 }
 
-void PrepareTorch() {
+void PrepareThread() {
+  static SilentWarnings silent;
   at::set_num_threads(1);
+  c10::WarningUtils::set_warning_handler(&silent);
+}
+
+void PrepareTorch() {
+  PrepareThread();
   at::set_num_interop_threads(1);
 }
 

@@ -8,6 +8,8 @@ namespace slice::executor {
 void PrepareEnvironment(char** argv);
 // One intra-op thread; before any thread exists.
 void PrepareTorch();
+// First thing on every thread that runs operators: one intra-op thread, no warnings (tenants could fill the log).
+void PrepareThread();
 // Serves forks until the other side closes. Stays single-threaded. Returns the exit status.
 int RunZygote(int control_fd);
 
