@@ -50,11 +50,14 @@ void Delete(void* address) {
   }
 }
 
-[[noreturn]] void ThrowRefusal(const MemoryPool& pool, uint32_t tenant, size_t bytes, MemoryPool::Refusal refusal) {
+[[noreturn]] void ThrowRefusal(const MemoryPool& pool, uint32_t tenant, size_t bytes,
+                               MemoryPool::Refusal refusal) {
   const bool cap = refusal == MemoryPool::Refusal::kTenantCap;
   TORCH_CHECK_WITH(OutOfMemoryError, false, "needs ", bytes, " bytes; ",
-                   cap ? "the tenant's cap in this memory domain is " : "other tenants fill the memory domain of ",
-                   cap ? pool.BytesMax(tenant) : pool.bytes(), ", in use by this tenant are ", pool.BytesUsed(tenant));
+                   cap ? "the tenant's cap in this memory domain is "
+                       : "other tenants fill the memory domain of ",
+                   cap ? pool.BytesMax(tenant) : pool.bytes(), ", in use by this tenant are ",
+                   pool.BytesUsed(tenant));
   std::abort();  // not reached
 }
 
@@ -72,8 +75,8 @@ class PoolAllocator final : public c10::Allocator {
       current.held_bytes += static_cast<int64_t>(charged);
       current.peak_bytes = std::max(current.peak_bytes, current.held_bytes);
     } else {
-      TORCH_CHECK_WITH(OutOfMemoryError, ::posix_memalign(&address, kAlignment, bytes) == 0, "cannot allocate ", bytes,
-                       " bytes");
+      TORCH_CHECK_WITH(OutOfMemoryError, ::posix_memalign(&address, kAlignment, bytes) == 0,
+                       "cannot allocate ", bytes, " bytes");
     }
     return {address, address, &Delete, cpu};
   }

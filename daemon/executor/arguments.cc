@@ -12,22 +12,38 @@ using Kind = proto::Argument;
 
 const char* KindName(Kind::KindCase kind) {
   switch (kind) {
-    case Kind::kNone: return "None";
-    case Kind::kValue: return "a tensor";
-    case Kind::kValues: return "a list of tensors";
-    case Kind::kInteger: return "an integer";
-    case Kind::kFloating: return "a float";
-    case Kind::kBoolean: return "a bool";
-    case Kind::kIntegers: return "a list of integers";
-    case Kind::kFloatings: return "a list of floats";
-    case Kind::kBooleans: return "a list of bools";
-    case Kind::kText: return "a string";
-    case Kind::kDtype: return "a dtype";
-    case Kind::kDevice: return "a device";
-    case Kind::kLayout: return "a layout";
-    case Kind::kMemoryFormat: return "a memory format";
-    case Kind::kComplex: return "a complex number";
-    default: return "nothing";
+    case Kind::kNone:
+      return "None";
+    case Kind::kValue:
+      return "a tensor";
+    case Kind::kValues:
+      return "a list of tensors";
+    case Kind::kInteger:
+      return "an integer";
+    case Kind::kFloating:
+      return "a float";
+    case Kind::kBoolean:
+      return "a bool";
+    case Kind::kIntegers:
+      return "a list of integers";
+    case Kind::kFloatings:
+      return "a list of floats";
+    case Kind::kBooleans:
+      return "a list of bools";
+    case Kind::kText:
+      return "a string";
+    case Kind::kDtype:
+      return "a dtype";
+    case Kind::kDevice:
+      return "a device";
+    case Kind::kLayout:
+      return "a layout";
+    case Kind::kMemoryFormat:
+      return "a memory format";
+    case Kind::kComplex:
+      return "a complex number";
+    default:
+      return "nothing";
   }
 }
 
@@ -44,7 +60,12 @@ class Matcher {
  public:
   Matcher(const c10::Argument& schema, const proto::Argument& arg, const ArgumentContext& context,
           c10::IValue* constant, ArgPatch* patch, bool* patched)
-      : schema_(schema), arg_(arg), context_(context), constant_(constant), patch_(patch), patched_(patched) {}
+      : schema_(schema),
+        arg_(arg),
+        context_(context),
+        constant_(constant),
+        patch_(patch),
+        patched_(patched) {}
 
   Status Run() {
     c10::TypePtr type = schema_.real_type();
@@ -53,14 +74,19 @@ class Matcher {
       type = optional->getElementType();
     }
     switch (type->kind()) {
-      case c10::TypeKind::TensorType: return Tensor();
-      case c10::TypeKind::ListType: return List(*type->cast<c10::ListType>()->getElementType());
+      case c10::TypeKind::TensorType:
+        return Tensor();
+      case c10::TypeKind::ListType:
+        return List(*type->cast<c10::ListType>()->getElementType());
       case c10::TypeKind::IntType:
-      case c10::TypeKind::SymIntType: return Integer();
-      case c10::TypeKind::NumberType: return Number();
+      case c10::TypeKind::SymIntType:
+        return Integer();
+      case c10::TypeKind::NumberType:
+        return Number();
       case c10::TypeKind::FloatType:
         if (arg_.kind_case() == Kind::kFloating) return Set(arg_.floating());
-        if (arg_.kind_case() == Kind::kInteger && arg_.integer().node_case() == proto::Expr::kConstant) {
+        if (arg_.kind_case() == Kind::kInteger &&
+            arg_.integer().node_case() == proto::Expr::kConstant) {
           return Set(static_cast<double>(arg_.integer().constant()));
         }
         return Mismatch("float");
@@ -69,28 +95,32 @@ class Matcher {
         return arg_.kind_case() == Kind::kBoolean ? Set(arg_.boolean()) : Mismatch("bool");
       case c10::TypeKind::StringType:
         return arg_.kind_case() == Kind::kText ? Set(arg_.text()) : Mismatch("string");
-      case c10::TypeKind::ScalarTypeType: return DType();
+      case c10::TypeKind::ScalarTypeType:
+        return DType();
       case c10::TypeKind::LayoutType:
         if (arg_.kind_case() == Kind::kLayout && arg_.layout() == "strided") {
           return Set(static_cast<int64_t>(c10::Layout::Strided));
         }
         return Mismatch("layout \"strided\"");
-      case c10::TypeKind::MemoryFormatType: return MemoryFormat();
+      case c10::TypeKind::MemoryFormatType:
+        return MemoryFormat();
       case c10::TypeKind::DeviceObjType:
         if (arg_.kind_case() == Kind::kDevice && arg_.device() == proto::CPU) {
           return Set(c10::IValue(c10::Device(c10::kCPU)));
         }
         return Mismatch("device CPU");
       default:
-        return Error(StatusCode::kGraph, "argument '%s': operators with arguments of type %s cannot be used",
+        return Error(StatusCode::kGraph,
+                     "argument '%s': operators with arguments of type %s cannot be used",
                      schema_.name().c_str(), type->str().c_str());
     }
   }
 
  private:
   Status Mismatch(const char* wanted) const {
-    return Error(StatusCode::kGraph, "argument '%s' is %s, the schema wants %s (%s)", schema_.name().c_str(),
-                 KindName(arg_.kind_case()), wanted, schema_.type()->str().c_str());
+    return Error(StatusCode::kGraph, "argument '%s' is %s, the schema wants %s (%s)",
+                 schema_.name().c_str(), KindName(arg_.kind_case()), wanted,
+                 schema_.type()->str().c_str());
   }
   Status Set(c10::IValue value) {
     *constant_ = std::move(value);
@@ -107,17 +137,21 @@ class Matcher {
       case Kind::kValue:
         patch_->locals.push_back(context_.local_of(arg_.value()));
         return Patch(ArgPatch::Kind::kTensor);
-      case Kind::kFloating: return Set(WrappedNumber(arg_.floating()));
-      case Kind::kBoolean: return Set(WrappedNumber(arg_.boolean()));
+      case Kind::kFloating:
+        return Set(WrappedNumber(arg_.floating()));
+      case Kind::kBoolean:
+        return Set(WrappedNumber(arg_.boolean()));
       case Kind::kComplex:
-        return Set(WrappedNumber(c10::complex<double>(arg_.complex().real(), arg_.complex().imag())));
+        return Set(
+            WrappedNumber(c10::complex<double>(arg_.complex().real(), arg_.complex().imag())));
       case Kind::kInteger: {
         SLICE_ASSIGN_OR_RETURN(const IntSource source, context_.integer(arg_.integer()));
         if (source.slot < 0) return Set(WrappedNumber(source.constant));
         patch_->integers.push_back(source);
         return Patch(ArgPatch::Kind::kWrappedInteger);
       }
-      default: return Mismatch("a tensor");
+      default:
+        return Mismatch("a tensor");
     }
   }
 
@@ -131,12 +165,16 @@ class Matcher {
 
   Status Number() {
     switch (arg_.kind_case()) {
-      case Kind::kInteger: return Integer();
-      case Kind::kFloating: return Set(arg_.floating());
-      case Kind::kBoolean: return Set(arg_.boolean());
+      case Kind::kInteger:
+        return Integer();
+      case Kind::kFloating:
+        return Set(arg_.floating());
+      case Kind::kBoolean:
+        return Set(arg_.boolean());
       case Kind::kComplex:
         return Set(c10::IValue(c10::complex<double>(arg_.complex().real(), arg_.complex().imag())));
-      default: return Mismatch("a number");
+      default:
+        return Mismatch("a number");
     }
   }
 
@@ -163,10 +201,13 @@ class Matcher {
 
   Status List(const c10::Type& element) {
     switch (element.kind()) {
-      case c10::TypeKind::TensorType: return TensorList(false);
-      case c10::TypeKind::OptionalType: return TensorList(true);
+      case c10::TypeKind::TensorType:
+        return TensorList(false);
+      case c10::TypeKind::OptionalType:
+        return TensorList(true);
       case c10::TypeKind::IntType:
-      case c10::TypeKind::SymIntType: return IntegerList();
+      case c10::TypeKind::SymIntType:
+        return IntegerList();
       case c10::TypeKind::FloatType: {
         if (arg_.kind_case() != Kind::kFloatings) return Mismatch("a list of floats");
         c10::List<double> list;
@@ -179,7 +220,8 @@ class Matcher {
         for (const bool value : arg_.booleans().value()) list.push_back(value);
         return Set(list);
       }
-      default: return Mismatch("a list that templates can carry");
+      default:
+        return Mismatch("a list that templates can carry");
     }
   }
 
@@ -187,7 +229,8 @@ class Matcher {
     if (arg_.kind_case() != Kind::kValues) return Mismatch("a list of tensors");
     for (const int64_t value : arg_.values().value()) {
       if (value < 0 && !optional) return Mismatch("a list of tensors without None");
-      patch_->locals.push_back(value < 0 ? kNoLocal : context_.local_of(static_cast<uint32_t>(value)));
+      patch_->locals.push_back(value < 0 ? kNoLocal
+                                         : context_.local_of(static_cast<uint32_t>(value)));
     }
     return Patch(optional ? ArgPatch::Kind::kOptionalTensorList : ArgPatch::Kind::kTensorList);
   }
@@ -200,7 +243,8 @@ class Matcher {
       patch_->integers.push_back(source);
       return Status::Ok();
     };
-    if (arg_.kind_case() == Kind::kInteger && schema_.N().has_value()) {  // int[1] written as an int
+    if (arg_.kind_case() == Kind::kInteger &&
+        schema_.N().has_value()) {  // int[1] written as an int
       for (int i = 0; i < *schema_.N(); ++i) SLICE_RETURN_IF_ERROR(add(arg_.integer()));
     } else if (arg_.kind_case() == Kind::kIntegers) {
       for (const proto::Expr& expr : arg_.integers().value()) SLICE_RETURN_IF_ERROR(add(expr));
@@ -223,8 +267,9 @@ class Matcher {
 
 }  // namespace
 
-Status MatchArgument(const c10::Argument& schema, const proto::Argument& arg, const ArgumentContext& context,
-                     c10::IValue* constant, ArgPatch* patch, bool* patched) {
+Status MatchArgument(const c10::Argument& schema, const proto::Argument& arg,
+                     const ArgumentContext& context, c10::IValue* constant, ArgPatch* patch,
+                     bool* patched) {
   return Matcher(schema, arg, context, constant, patch, patched).Run();
 }
 

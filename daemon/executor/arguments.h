@@ -20,8 +20,10 @@ struct ArgumentContext {
   std::function<Result<IntSource>(const proto::Expr&)> integer;
 };
 
-// Fills `constant` (for the stack), or `patch` with *patched = true. Errors: GRAPH, text without the node's name.
-Status MatchArgument(const c10::Argument& schema, const proto::Argument& arg, const ArgumentContext& context,
-                     c10::IValue* constant, ArgPatch* patch, bool* patched);
+// Fills `constant` (for the stack), or `patch` with *patched = true. Errors: GRAPH, text without
+// the node's name.
+Status MatchArgument(const c10::Argument& schema, const proto::Argument& arg,
+                     const ArgumentContext& context, c10::IValue* constant, ArgPatch* patch,
+                     bool* patched);
 
 }  // namespace slice::executor

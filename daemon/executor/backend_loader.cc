@@ -20,16 +20,19 @@ std::string ExecutableDirectory() {
 
 Result<std::unique_ptr<DeviceBackend>> LoadBackend(const std::string& kind) {
   if (kind != "cuda") {
-    return Error(StatusCode::kInvalid, "device kind '%s' is not known; known: cpu, cuda", kind.c_str());
+    return Error(StatusCode::kInvalid, "device kind '%s' is not known; known: cpu, cuda",
+                 kind.c_str());
   }
   if (::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) == nullptr) {
-    return Error(StatusCode::kInternal, "device kind 'cuda' needs the NVIDIA driver, but libcuda.so.1 is not there");
+    return Error(StatusCode::kInternal,
+                 "device kind 'cuda' needs the NVIDIA driver, but libcuda.so.1 is not there");
   }
   const std::string path = ExecutableDirectory() + "/libslice_backend_" + kind + ".so";
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = ::dlerror();
-    return Error(StatusCode::kInternal, "cannot load the backend of '%s': %s", kind.c_str(), why ? why : path.c_str());
+    return Error(StatusCode::kInternal, "cannot load the backend of '%s': %s", kind.c_str(),
+                 why ? why : path.c_str());
   }
   auto* create = reinterpret_cast<SliceBackendCreate*>(::dlsym(library, "slice_backend_create"));
   if (create == nullptr) {
@@ -39,7 +42,8 @@ Result<std::unique_ptr<DeviceBackend>> LoadBackend(const std::string& kind) {
   char error[256] = "";
   if (create(kBackendAbi, &backend, error, sizeof error) != 0 || backend == nullptr) {
     error[sizeof error - 1] = 0;
-    return Error(StatusCode::kInternal, "the backend of '%s' does not start: %s", kind.c_str(), error);
+    return Error(StatusCode::kInternal, "the backend of '%s' does not start: %s", kind.c_str(),
+                 error);
   }
   return std::unique_ptr<DeviceBackend>(backend);
 }

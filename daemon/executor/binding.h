@@ -1,7 +1,8 @@
-// What the cold path sets up: tenants' arenas, tensor sets in shared segments, and bindings of programs to them.
+// What the cold path sets up: tenants' arenas, tensor sets in shared segments, and bindings of
+// programs to them.
 //
-// Threads: made by the service thread; once published they change only under the executor's state mutex (a set may gain
-// domains, a binding fills its views of a domain on first use).
+// Threads: made by the service thread; once published they change only under the executor's state
+// mutex (a set may gain domains, a binding fills its views of a domain on first use).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,29 +21,34 @@ namespace slice::executor {
 
 struct TenantMemory {
   uint32_t id = 0;
-  Mapping arena;                              // tenant-writable: read once, never trusted
+  Mapping arena;  // tenant-writable: read once, never trusted
   uint64_t arena_bytes = 0;
   uint64_t pool_bytes_max = 0;
-  std::atomic<uint64_t> host_bytes{0};        // private copies of integer inputs
+  std::atomic<uint64_t> host_bytes{0};  // private copies of integer inputs
 };
 
 class TensorSet {
  public:
   // Checks the layout and maps every segment. Errors: INVALID, BOUNDS, NO_MEMORY.
-  static Result<std::shared_ptr<TensorSet>> Create(const proto::ExecutorTensorSet& request, std::vector<Fd>* fds);
-  // Takes the domains of a later request for the same set over. Errors: INVALID (another layout, or a domain that the set
-  // has: bindings hold its memory).
+  static Result<std::shared_ptr<TensorSet>> Create(const proto::ExecutorTensorSet& request,
+                                                   std::vector<Fd>* fds);
+  // Takes the domains of a later request for the same set over. Errors: INVALID (another layout, or
+  // a domain that the set has: bindings hold its memory).
   Status AddDomains(TensorSet* other);
 
   uint32_t id() const { return layout_.set_id(); }
   uint32_t tenant() const { return layout_.tenant(); }
   size_t tensor_count() const { return static_cast<size_t>(layout_.tensors_size()); }
-  const proto::SetTensor& layout(uint32_t tensor) const { return layout_.tensors(static_cast<int>(tensor)); }
-  // Undefined when the set is not mapped in the domain. The caller keeps the set as long as the tensor.
+  const proto::SetTensor& layout(uint32_t tensor) const {
+    return layout_.tensors(static_cast<int>(tensor));
+  }
+  // Undefined when the set is not mapped in the domain. The caller keeps the set as long as the
+  // tensor.
   at::Tensor Get(uint32_t domain, uint32_t tensor) const;
   // First byte of a tensor's storage; nullptr when not mapped (or not writable and `write`).
   std::byte* Storage(uint32_t domain, uint32_t tensor, bool write) const;
-  // Gives the pages that lie wholly inside a tensor back. Errors: INTERNAL (sealed or read-only segment).
+  // Gives the pages that lie wholly inside a tensor back. Errors: INTERNAL (sealed or read-only
+  // segment).
   Status DropPages(uint32_t domain, uint32_t tensor);
 
  private:
@@ -51,7 +57,9 @@ class TensorSet {
     bool writable = false;
     std::vector<at::Tensor> tensors;
   };
-  Segment* Find(uint32_t domain) const { return domain < segments_.size() ? segments_[domain].get() : nullptr; }
+  Segment* Find(uint32_t domain) const {
+    return domain < segments_.size() ? segments_[domain].get() : nullptr;
+  }
   proto::ExecutorTensorSet layout_;
   std::vector<std::shared_ptr<Segment>> segments_;  // by domain
 };
@@ -65,7 +73,8 @@ class Binding {
  public:
   // Errors: INVALID (count, dtype, shape of a static), GRAPH (a view of a static does not work).
   static Result<std::shared_ptr<Binding>> Create(std::shared_ptr<const Program> program,
-                                                 std::shared_ptr<TenantMemory> tenant, std::vector<StaticRef> statics);
+                                                 std::shared_ptr<TenantMemory> tenant,
+                                                 std::vector<StaticRef> statics);
 
   const std::shared_ptr<const Program>& program() const { return program_; }
   const std::shared_ptr<TenantMemory>& tenant() const { return tenant_; }

@@ -1,5 +1,5 @@
-// The copy thread: transfers in chunks, the best class first at every chunk boundary; tensor commands; replica drops.
-// It also drains the command ring when every device thread is busy.
+// The copy thread: transfers in chunks, the best class first at every chunk boundary; tensor
+// commands; replica drops. It also drains the command ring when every device thread is busy.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <pthread.h>
@@ -43,7 +43,8 @@ void Executor::RunCopier() {
   }
 }
 
-// One step: a command, a destination to make, or a chunk. False: nothing to do. The lock is held again on return.
+// One step: a command, a destination to make, or a chunk. False: nothing to do. The lock is held
+// again on return.
 bool Executor::CopyStepLocked(std::unique_lock<std::mutex>* lock) {
   if (!copy_commands_.empty()) {
     const CopyCommand command = copy_commands_.front();
@@ -55,7 +56,9 @@ bool Executor::CopyStepLocked(std::unique_lock<std::mutex>* lock) {
   Transfer* best = nullptr;
   for (auto& [id, transfer] : transfers_) {
     if (!transfer.intent || !transfer.recv || (transfer.made && !transfer.send)) continue;
-    const auto rank = [](const Transfer& t) { return std::tuple(t.made, t.watch.service_class, t.order); };
+    const auto rank = [](const Transfer& t) {
+      return std::tuple(t.made, t.watch.service_class, t.order);
+    };
     if (best == nullptr || rank(transfer) < rank(*best)) best = &transfer;
   }
   if (best == nullptr) return false;
@@ -75,8 +78,8 @@ void Executor::MakeDestination(std::unique_lock<std::mutex>* lock, Transfer* tra
     transfer->to = transfer->set->Storage(watch.destination_domain, watch.value, true);
     transfer->made = true;
     if (transfer->from == nullptr || transfer->to == nullptr) {
-      SLICE_LOG_ERROR("executor", "transfer of set %u: not mapped in domains %u and %u (writable)", watch.set,
-                      watch.source_domain, watch.destination_domain);
+      SLICE_LOG_ERROR("executor", "transfer of set %u: not mapped in domains %u and %u (writable)",
+                      watch.set, watch.source_domain, watch.destination_domain);
       FinishTransfer(watch.transfer, StatusCode::kCancelled);
     }
     return;
@@ -142,7 +145,8 @@ void Executor::CopyChunk(std::unique_lock<std::mutex>* lock, Transfer* transfer)
   if (instance != nullptr) EndIfIdle(instance);
 }
 
-void Executor::RunTensorCommand(std::unique_lock<std::mutex>* lock, const wire::TensorCommandRun& command) {
+void Executor::RunTensorCommand(std::unique_lock<std::mutex>* lock,
+                                const wire::TensorCommandRun& command) {
   const auto set_entry = sets_.find(command.set);
   const auto tenant_entry = tenants_.find(command.tenant);
   Status status = Error(StatusCode::kStale, "set or tenant is gone");
@@ -154,7 +158,8 @@ void Executor::RunTensorCommand(std::unique_lock<std::mutex>* lock, const wire::
     lock->lock();
   }
   if (!status.ok()) tenant_faults_.Warn("tensor command: " + status.ToString());
-  reports_->Push(wire::kCommandDone, wire::CommandDone{command.command, static_cast<int32_t>(status.code()), 0});
+  reports_->Push(wire::kCommandDone,
+                 wire::CommandDone{command.command, static_cast<int32_t>(status.code()), 0});
 }
 
 void Executor::DropReplica(std::unique_lock<std::mutex>* lock, const wire::DropReplica& command) {
@@ -165,7 +170,8 @@ void Executor::DropReplica(std::unique_lock<std::mutex>* lock, const wire::DropR
   const bool all = command.tensor == 0xffffffff;
   const auto count = static_cast<uint32_t>(set->tensor_count());
   Status status;
-  for (uint32_t tensor = all ? 0 : command.tensor; tensor < (all ? count : std::min(command.tensor + 1, count)); ++tensor) {
+  for (uint32_t tensor = all ? 0 : command.tensor;
+       tensor < (all ? count : std::min(command.tensor + 1, count)); ++tensor) {
     status = set->DropPages(command.domain, tensor);
     if (!status.ok()) break;
   }

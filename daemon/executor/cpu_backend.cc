@@ -36,7 +36,9 @@ class CpuBackend final : public DeviceBackend {
   void DropTenant(uint32_t domain, uint32_t tenant) override { Pool(domain)->DropTenant(tenant); }
   uint64_t BytesUsed(uint32_t domain) const override { return Pool(domain)->BytesUsed(); }
 
-  void BeginOp(const OpScope& scope) override { op_scope.emplace(Pool(scope.domain), scope.tenant); }
+  void BeginOp(const OpScope& scope) override {
+    op_scope.emplace(Pool(scope.domain), scope.tenant);
+  }
   Status EndOp(OpTiming* timing) override {
     SLICE_CHECK(op_scope.has_value(), "EndOp without BeginOp");
     timing->peak_bytes = op_scope->peak_bytes();

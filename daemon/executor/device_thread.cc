@@ -12,7 +12,8 @@
 namespace slice::executor {
 namespace {
 
-// A report that an op started wakes the engine only when there is time to act on it before it finishes.
+// A report that an op started wakes the engine only when there is time to act on it before it
+// finishes.
 constexpr DurationNs kStartedWakeNs = 200 * kMicrosecond;
 constexpr DurationNs kSpinNs = 50 * kMicrosecond;
 constexpr DurationNs kReportRetryNs = kMillisecond;
@@ -57,7 +58,8 @@ void Executor::RunDevice(Device* device) {
       continue;
     }
     if (changed) continue;
-    if (!device->queue.empty() && MonotonicNow() < spin_until_ns) {  // issued work that will be ready soon
+    if (!device->queue.empty() &&
+        MonotonicNow() < spin_until_ns) {  // issued work that will be ready soon
       lock.unlock();
       Pause();
       continue;
@@ -78,7 +80,8 @@ void Executor::SleepDevice(Device* device, TimeNs wake_ns) {
     timeout = {static_cast<time_t>(left / kSecond), static_cast<long>(left % kSecond)};
   }
   epoll_event event;
-  if (::epoll_pwait2(device->poll.get(), &event, 1, wake_ns == kNever ? nullptr : &timeout, nullptr) > 0) {
+  if (::epoll_pwait2(device->poll.get(), &event, 1, wake_ns == kNever ? nullptr : &timeout,
+                     nullptr) > 0) {
     ClearEventFd(device->event);
   }
 }
@@ -97,14 +100,17 @@ bool Executor::ChooseLocked(Device* device, LaunchedOp* launched, Frame* frame, 
     Instance* instance = launched->instance.get();
     const uint32_t op = launched->op.key.op;
     launched->start_ns = MonotonicNow();
-    // In the ring before the op touches anything: an op that never reported Started has written nothing.
-    const wire::Started started{instance->id(), instance->attempt(), op, launched->start_ns, device->index, 0};
+    // In the ring before the op touches anything: an op that never reported Started has written
+    // nothing.
+    const wire::Started started{instance->id(),     instance->attempt(), op,
+                                launched->start_ns, device->index,       0};
     if (!reports_->TryPush(wire::kStarted, started, launched->op.duration_ns >= kStartedWakeNs)) {
       device->queue.Add(launched->op);
       *wake_ns = std::min(*wake_ns, now + kReportRetryNs);
       return false;
     }
-    const Status gathered = instance->Gather(op, device->config.domain(), frame, &launched->missing);
+    const Status gathered =
+        instance->Gather(op, device->config.domain(), frame, &launched->missing);
     if (!gathered.ok()) {
       frame->locals.clear();
       instance->ops[op] = OpState::kNone;
@@ -126,7 +132,8 @@ void Executor::Execute(Device* device, LaunchedOp* launched, Frame* frame) {
   backend_->BeginOp({device->config.ordinal(), domain, instance->tenant()});
   RunTrace trace;
   Status status = instance->CopyInputs(&launched->missing, frame);
-  if (status.ok()) status = RunGroup(program, program.groups()[op], instance->integers(), frame, &trace);
+  if (status.ok())
+    status = RunGroup(program, program.groups()[op], instance->integers(), frame, &trace);
   if (status.ok()) status = instance->StoreResults(op, *frame);
   OpTiming timing;
   const Status ended = backend_->EndOp(&timing);

@@ -1,13 +1,15 @@
-// The executor's state: what the engine asked for (one command ring), what runs where, what is being copied.
+// The executor's state: what the engine asked for (one command ring), what runs where, what is
+// being copied.
 //
-//   service thread   cold path: makes templates, segments, bindings outside the mutex, publishes them under it
-//   device threads   one per device: drain the command ring, choose, run one op at a time (device_thread.cc)
-//   copy thread      transfers in chunks, tensor commands (copier.cc)
+//   service thread   cold path: makes templates, segments, bindings outside the mutex, publishes
+//   them under it device threads   one per device: drain the command ring, choose, run one op at a
+//   time (device_thread.cc) copy thread      transfers in chunks, tensor commands (copier.cc)
 //
-// Any thread that wakes drains the whole command ring under the state mutex, puts work into the queues of the devices
-// concerned and signals those that sleep. Before a thread lets go of the mutex the ring's sleep flag is set and the ring
-// seen empty, so the engine's next push always finds somebody to wake. A device's eventfd is watched by its own thread
-// first and by the copy thread when that one is busy (exclusive wake-ups), so commands never wait for a running op.
+// Any thread that wakes drains the whole command ring under the state mutex, puts work into the
+// queues of the devices concerned and signals those that sleep. Before a thread lets go of the
+// mutex the ring's sleep flag is set and the ring seen empty, so the engine's next push always
+// finds somebody to wake. A device's eventfd is watched by its own thread first and by the copy
+// thread when that one is busy (exclusive wake-ups), so commands never wait for a running op.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +43,8 @@ class Executor {
  public:
   Executor() = default;
 
-  // ---- cold path; service thread only. Errors: as executor.proto says, INVALID and STALE for wrong ids.
+  // ---- cold path; service thread only. Errors: as executor.proto says, INVALID and STALE for
+  // wrong ids.
   Status Setup(const proto::ExecutorSetup& request, std::vector<Fd>* fds);
   Status AddTemplate(const proto::ExecutorTemplate& request, const std::vector<Fd>& fds);
   Status AddSet(const proto::ExecutorTensorSet& request, std::vector<Fd>* fds);
@@ -57,23 +60,23 @@ class Executor {
   struct Device {
     uint32_t index = 0;
     proto::ExecutorDevice config;
-    Fd event;                     // engine and other threads signal it
-    Fd poll;                      // epoll of `event`, exclusive
+    Fd event;  // engine and other threads signal it
+    Fd poll;   // epoll of `event`, exclusive
     LaunchQueue queue;
     bool sleeping = false;
-    bool behind_online = false;   // the op that finished last was online
+    bool behind_online = false;  // the op that finished last was online
     std::thread thread;
   };
   struct Transfer {
     wire::Watch watch{};
-    uint64_t order = 0;           // arrival
+    uint64_t order = 0;  // arrival
     std::shared_ptr<Instance> instance;
     std::shared_ptr<TensorSet> set;
-    bool intent = false;          // reported: the source is ready
+    bool intent = false;  // reported: the source is ready
     bool recv = false, send = false;
-    bool made = false;            // the destination exists
+    bool made = false;  // the destination exists
     bool cancelled = false;
-    bool busy = false;            // the copy thread works on it outside the mutex
+    bool busy = false;  // the copy thread works on it outside the mutex
     at::Tensor source, destination;
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
@@ -101,14 +104,15 @@ class Executor {
   void OnCancelTransfer(const wire::TransferRef& command);
   Instance* FindInstance(uint64_t id, uint32_t attempt);
   std::shared_ptr<Instance> ShareInstance(uint64_t id, uint32_t attempt);
-  void RefreshReady(Instance* instance);            // its queued ops, and transfers that watch its values
+  void RefreshReady(Instance* instance);  // its queued ops, and transfers that watch its values
   void ReportIntentIfReady(Transfer* transfer);
   void FailInstance(Instance* instance, uint32_t op, const Status& why, bool began_write);
   void DropQueued(const Instance& instance);
   void EndIfIdle(const std::shared_ptr<Instance>& instance);
   void FinishTransfer(uint64_t id, StatusCode code);
   void Recalled(const OpKey& key, uint32_t reason);
-  // Sets the sleep flag, drains what came meanwhile, wakes threads that got work. True when something was drained.
+  // Sets the sleep flag, drains what came meanwhile, wakes threads that got work. True when
+  // something was drained.
   bool LeaveLocked(int self);
 
   // ---- device threads (device_thread.cc)
@@ -131,7 +135,7 @@ class Executor {
   std::vector<proto::ExecutorDomain> domains_;
   Mapping ring_memory_;
   std::optional<RecordRing> ring_;
-  RecordRing::Record record_;                       // reused by DrainLocked
+  RecordRing::Record record_;  // reused by DrainLocked
   std::unique_ptr<ReportSink> reports_;
 
   std::unordered_map<uint32_t, std::shared_ptr<const Program>> templates_;
@@ -139,7 +143,8 @@ class Executor {
   std::unordered_map<uint32_t, std::shared_ptr<TenantMemory>> tenants_;
   std::unordered_map<uint32_t, std::shared_ptr<Binding>> bindings_;
   std::map<std::pair<uint64_t, uint32_t>, std::shared_ptr<Instance>> instances_;
-  std::map<uint64_t, Transfer> transfers_;          // node-based: the copy thread keeps a pointer while `busy`
+  std::map<uint64_t, Transfer>
+      transfers_;  // node-based: the copy thread keeps a pointer while `busy`
   struct CopyCommand {
     std::optional<wire::TensorCommandRun> tensor;
     std::optional<wire::DropReplica> drop;
@@ -147,18 +152,20 @@ class Executor {
   std::deque<CopyCommand> copy_commands_;
   uint64_t transfer_order_ = 0;
 
-  uint64_t wake_devices_ = 0;                       // bit per device that got work
+  uint64_t wake_devices_ = 0;  // bit per device that got work
   bool wake_copier_ = false;
   bool copier_sleeping_ = false;
   Fd copier_event_;
   Fd copier_poll_;
   std::thread copier_;
   std::thread prefault_;
-  RateLimitedLog tenant_faults_{"executor", 5};       // copy thread only
-  bool may_spin_ = false;                           // more CPUs than threads
+  RateLimitedLog tenant_faults_{"executor", 5};  // copy thread only
+  bool may_spin_ = false;                        // more CPUs than threads
 };
 
-// tensor_commands.cc: reset, fill, crop, write or read of one tensor. Bounds are checked. Errors: INVALID, BOUNDS.
-Status ApplyTensorCommand(const wire::TensorCommandRun& command, TensorSet* set, TenantMemory* tenant);
+// tensor_commands.cc: reset, fill, crop, write or read of one tensor. Bounds are checked. Errors:
+// INVALID, BOUNDS.
+Status ApplyTensorCommand(const wire::TensorCommandRun& command, TensorSet* set,
+                          TenantMemory* tenant);
 
 }  // namespace slice::executor

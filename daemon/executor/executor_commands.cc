@@ -1,4 +1,5 @@
-// Commands of the engine, and the rules that turn them into work for threads. Everything here runs under the state mutex.
+// Commands of the engine, and the rules that turn them into work for threads. Everything here runs
+// under the state mutex.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -54,20 +55,45 @@ void Executor::HandleLocked(uint32_t type, const std::vector<std::byte>& payload
     wake_copier_ = true;
   };
   switch (type) {
-    case wire::kStartInstance: OnStartInstance(payload); break;
-    case wire::kEndInstance: dispatch(&Executor::OnEndInstance); break;
-    case wire::kIssue: dispatch(&Executor::OnIssue); break;
-    case wire::kRekey: dispatch(&Executor::OnRekey); break;
-    case wire::kRecall: dispatch(&Executor::OnRecall); break;
-    case wire::kWatch: dispatch(&Executor::OnWatch); break;
-    case wire::kRecv: dispatch(&Executor::OnRecv); break;
-    case wire::kSend: dispatch(&Executor::OnSend); break;
-    case wire::kCancelTransfer: dispatch(&Executor::OnCancelTransfer); break;
-    case wire::kTensorCommandRun: to_copier(&CopyCommand::tensor); break;
-    case wire::kDropReplica: to_copier(&CopyCommand::drop); break;
-    default: read = false;
+    case wire::kStartInstance:
+      OnStartInstance(payload);
+      break;
+    case wire::kEndInstance:
+      dispatch(&Executor::OnEndInstance);
+      break;
+    case wire::kIssue:
+      dispatch(&Executor::OnIssue);
+      break;
+    case wire::kRekey:
+      dispatch(&Executor::OnRekey);
+      break;
+    case wire::kRecall:
+      dispatch(&Executor::OnRecall);
+      break;
+    case wire::kWatch:
+      dispatch(&Executor::OnWatch);
+      break;
+    case wire::kRecv:
+      dispatch(&Executor::OnRecv);
+      break;
+    case wire::kSend:
+      dispatch(&Executor::OnSend);
+      break;
+    case wire::kCancelTransfer:
+      dispatch(&Executor::OnCancelTransfer);
+      break;
+    case wire::kTensorCommandRun:
+      to_copier(&CopyCommand::tensor);
+      break;
+    case wire::kDropReplica:
+      to_copier(&CopyCommand::drop);
+      break;
+    default:
+      read = false;
   }
-  if (!read) SLICE_LOG_ERROR("executor", "command %u with %zu bytes is not understood", type, payload.size());
+  if (!read)
+    SLICE_LOG_ERROR("executor", "command %u with %zu bytes is not understood", type,
+                    payload.size());
 }
 
 bool Executor::LeaveLocked(int self) {
@@ -101,7 +127,9 @@ std::shared_ptr<Instance> Executor::ShareInstance(uint64_t id, uint32_t attempt)
   const auto found = instances_.find({id, attempt});
   return found == instances_.end() ? nullptr : found->second;
 }
-Instance* Executor::FindInstance(uint64_t id, uint32_t attempt) { return ShareInstance(id, attempt).get(); }
+Instance* Executor::FindInstance(uint64_t id, uint32_t attempt) {
+  return ShareInstance(id, attempt).get();
+}
 
 void Executor::OnStartInstance(const std::vector<std::byte>& payload) {
   wire::StartInstance command;
@@ -110,8 +138,9 @@ void Executor::OnStartInstance(const std::vector<std::byte>& payload) {
     return;
   }
   std::memcpy(&command, payload.data(), sizeof command);
-  const uint64_t expected = sizeof command + uint64_t{command.symbol_count} * sizeof(int64_t) +
-                            (uint64_t{command.input_count} + command.output_count) * sizeof(wire::ArenaRange);
+  const uint64_t expected =
+      sizeof command + uint64_t{command.symbol_count} * sizeof(int64_t) +
+      (uint64_t{command.input_count} + command.output_count) * sizeof(wire::ArenaRange);
   if (payload.size() != expected) {
     SLICE_LOG_ERROR("executor", "StartInstance of %zu bytes, its counts need %llu", payload.size(),
                     static_cast<unsigned long long>(expected));
@@ -127,10 +156,13 @@ void Executor::OnStartInstance(const std::vector<std::byte>& payload) {
   const auto binding = bindings_.find(command.binding);
   Result<std::shared_ptr<Instance>> started =
       binding == bindings_.end() || binding->second->tenant()->id != command.tenant
-          ? Error(StatusCode::kStale, "binding %u of tenant %u is not there", command.binding, command.tenant)
-          : Instance::Start(binding->second, command.instance, command.attempt, symbols, inputs, outputs);
+          ? Error(StatusCode::kStale, "binding %u of tenant %u is not there", command.binding,
+                  command.tenant)
+          : Instance::Start(binding->second, command.instance, command.attempt, symbols, inputs,
+                            outputs);
   instances_[{command.instance, command.attempt}] =
-      started.ok() ? *std::move(started) : Instance::Failed(command.instance, command.attempt, started.status());
+      started.ok() ? *std::move(started)
+                   : Instance::Failed(command.instance, command.attempt, started.status());
 }
 
 void Executor::OnEndInstance(const wire::EndInstance& command) {
@@ -155,8 +187,8 @@ void Executor::EndIfIdle(const std::shared_ptr<Instance>& instance) {
   if (!instance->ending || instance->running > 0) return;
   const wire::InstanceEnded report{instance->id(), instance->attempt(), 0};
   if (instances_.erase({instance->id(), instance->attempt()}) == 0) return;
-  // The report must not overtake the release: the caller's reference is the last one and goes with the next statement
-  // of its thread; values are dropped here.
+  // The report must not overtake the release: the caller's reference is the last one and goes with
+  // the next statement of its thread; values are dropped here.
   instance->Clear();
   reports_->Push(wire::kInstanceEnded, report);
 }
@@ -179,12 +211,13 @@ void Executor::OnIssue(const wire::Issue& command) {
     std::strncpy(report.text, why.text().c_str(), sizeof report.text - 1);
     reports_->Push(wire::kFailed, report);
   };
-  if (instance == nullptr) return refuse(Error(StatusCode::kStale, "the executor does not know the instance"));
+  if (instance == nullptr)
+    return refuse(Error(StatusCode::kStale, "the executor does not know the instance"));
   if (instance->ending) return;
   if (!instance->failure.ok()) return refuse(instance->failure);
   if (command.op >= instance->op_count() || command.device >= devices_.size()) {
-    return refuse(Error(StatusCode::kInternal, "op %u of %zu on device %u of %zu", command.op, instance->op_count(),
-                        command.device, devices_.size()));
+    return refuse(Error(StatusCode::kInternal, "op %u of %zu on device %u of %zu", command.op,
+                        instance->op_count(), command.device, devices_.size()));
   }
   if (instance->ops[command.op] != OpState::kNone) return;  // said before
   instance->ops[command.op] = OpState::kIssued;
@@ -215,7 +248,8 @@ void Executor::OnRekey(const wire::Rekey& command) {
 }
 
 void Executor::Recalled(const OpKey& key, uint32_t reason) {
-  if (Instance* instance = FindInstance(key.instance, key.attempt); instance != nullptr && instance->usable()) {
+  if (Instance* instance = FindInstance(key.instance, key.attempt);
+      instance != nullptr && instance->usable()) {
     instance->ops[key.op] = OpState::kNone;
   }
   reports_->Push(wire::kRecalled, wire::Recalled{key.instance, key.attempt, key.op, reason, 0});
@@ -242,7 +276,8 @@ void Executor::OnRecall(const wire::Recall& command) {
 void Executor::RefreshReady(Instance* instance) {
   for (const std::unique_ptr<Device>& device : devices_) {
     for (QueuedOp& op : device->queue.ops()) {
-      if (op.ready || op.key.instance != instance->id() || op.key.attempt != instance->attempt()) continue;
+      if (op.ready || op.key.instance != instance->id() || op.key.attempt != instance->attempt())
+        continue;
       op.ready = instance->IsReady(op.key.op, device->config.domain());
       if (op.ready) wake_devices_ |= uint64_t{1} << device->index;
     }
@@ -270,10 +305,12 @@ void Executor::OnWatch(const wire::Watch& command) {
   Transfer transfer;
   transfer.watch = command;
   transfer.order = ++transfer_order_;
-  bool valid = command.source_domain < domains_.size() && command.destination_domain < domains_.size();
+  bool valid =
+      command.source_domain < domains_.size() && command.destination_domain < domains_.size();
   if (command.instance != 0) {
     transfer.instance = ShareInstance(command.instance, command.attempt);
-    valid = valid && transfer.instance != nullptr && transfer.instance->usable() && !transfer.instance->ending &&
+    valid = valid && transfer.instance != nullptr && transfer.instance->usable() &&
+            !transfer.instance->ending &&
             command.value < transfer.instance->source().values().size() &&
             transfer.instance->source().crossing_index(command.value) != graph::kNoIndex;
   } else {
@@ -327,7 +364,8 @@ void Executor::FinishTransfer(uint64_t id, StatusCode code) {
   if (code == StatusCode::kOk && transfer.instance != nullptr) {
     Instance* instance = transfer.instance.get();
     if (!instance->ending && instance->NeedsValue(transfer.watch.value)) {
-      instance->PutValue(transfer.watch.value, transfer.watch.destination_domain, transfer.destination);
+      instance->PutValue(transfer.watch.value, transfer.watch.destination_domain,
+                         transfer.destination);
     }
   }
   const TimeNs now = MonotonicNow();
@@ -339,7 +377,8 @@ void Executor::FinishTransfer(uint64_t id, StatusCode code) {
                                   0};
   transfer.source = transfer.destination = at::Tensor();
   reports_->Push(wire::kTransferDone, report);
-  if (transfer.instance != nullptr && !transfer.instance->ending) RefreshReady(transfer.instance.get());
+  if (transfer.instance != nullptr && !transfer.instance->ending)
+    RefreshReady(transfer.instance.get());
 }
 
 }  // namespace slice::executor

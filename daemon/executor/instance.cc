@@ -15,20 +15,23 @@ namespace {
 
 constexpr uint64_t kSlotAlignment = 16;  // the largest element
 
-Status CheckRange(const wire::ArenaRange& range, int64_t bytes_needed, uint64_t arena_bytes, const char* what,
-                  size_t index) {
+Status CheckRange(const wire::ArenaRange& range, int64_t bytes_needed, uint64_t arena_bytes,
+                  const char* what, size_t index) {
   if (range.offset % kSlotAlignment != 0 || !RangeFits(range.offset, range.bytes, arena_bytes) ||
       range.bytes < static_cast<uint64_t>(bytes_needed)) {
-    return Error(StatusCode::kBounds, "%s %zu: slot at %llu of %llu bytes, needs %lld; the arena has %llu", what, index,
-                 static_cast<unsigned long long>(range.offset), static_cast<unsigned long long>(range.bytes),
-                 static_cast<long long>(bytes_needed), static_cast<unsigned long long>(arena_bytes));
+    return Error(StatusCode::kBounds,
+                 "%s %zu: slot at %llu of %llu bytes, needs %lld; the arena has %llu", what, index,
+                 static_cast<unsigned long long>(range.offset),
+                 static_cast<unsigned long long>(range.bytes), static_cast<long long>(bytes_needed),
+                 static_cast<unsigned long long>(arena_bytes));
   }
   return Status::Ok();
 }
 
 }  // namespace
 
-Result<std::shared_ptr<Instance>> Instance::Start(std::shared_ptr<Binding> binding, uint64_t id, uint32_t attempt,
+Result<std::shared_ptr<Instance>> Instance::Start(std::shared_ptr<Binding> binding, uint64_t id,
+                                                  uint32_t attempt,
                                                   std::span<const int64_t> symbols,
                                                   std::span<const wire::ArenaRange> inputs,
                                                   std::span<const wire::ArenaRange> outputs) {
@@ -39,9 +42,11 @@ Result<std::shared_ptr<Instance>> Instance::Start(std::shared_ptr<Binding> bindi
   const graph::Template& source = instance->source();
   graph::BoundSizes sizes;
   SLICE_RETURN_IF_ERROR(source.Bind(symbols, &sizes));
-  SLICE_RETURN_IF_ERROR(instance->binding_->program()->EvaluateIntegers(symbols, &instance->integers_));
+  SLICE_RETURN_IF_ERROR(
+      instance->binding_->program()->EvaluateIntegers(symbols, &instance->integers_));
   if (inputs.size() != source.dynamics().size() || outputs.size() != source.results().size()) {
-    return Error(StatusCode::kInvalid, "%zu inputs and %zu outputs given, the template has %zu and %zu", inputs.size(),
+    return Error(StatusCode::kInvalid,
+                 "%zu inputs and %zu outputs given, the template has %zu and %zu", inputs.size(),
                  outputs.size(), source.dynamics().size(), source.results().size());
   }
   const uint64_t arena_bytes = instance->binding_->tenant()->arena_bytes;
@@ -80,7 +85,8 @@ void Instance::Clear() {
 }
 
 Instance::~Instance() {
-  if (binding_ != nullptr) binding_->tenant()->host_bytes.fetch_sub(host_bytes_, std::memory_order_relaxed);
+  if (binding_ != nullptr)
+    binding_->tenant()->host_bytes.fetch_sub(host_bytes_, std::memory_order_relaxed);
 }
 
 std::vector<int64_t> Instance::Evaluate(const std::vector<graph::ExprIndex>& exprs) const {
@@ -93,7 +99,8 @@ std::vector<int64_t> Instance::Evaluate(const std::vector<graph::ExprIndex>& exp
   return numbers;
 }
 
-// Indices must be the same when they are checked and when they are used: the tenant could change them between.
+// Indices must be the same when they are checked and when they are used: the tenant could change
+// them between.
 Status Instance::CopyIntegerInputs() {
   TenantMemory& tenant = *binding_->tenant();
   integer_inputs_.resize(inputs_.size());
@@ -103,7 +110,8 @@ Status Instance::CopyIntegerInputs() {
     if (!shape.is_integer) continue;
     SLICE_ASSIGN_OR_RETURN(const int64_t bytes, source().ValueBytes(input.value, symbols_));
     const auto size = static_cast<uint64_t>(bytes);
-    if (tenant.host_bytes.fetch_add(size, std::memory_order_relaxed) + size > tenant.pool_bytes_max) {
+    if (tenant.host_bytes.fetch_add(size, std::memory_order_relaxed) + size >
+        tenant.pool_bytes_max) {
       tenant.host_bytes.fetch_sub(size, std::memory_order_relaxed);
       return Error(StatusCode::kNoMemory, "copies of integer inputs pass the tenant's %llu bytes",
                    static_cast<unsigned long long>(tenant.pool_bytes_max));
@@ -114,10 +122,12 @@ Status Instance::CopyIntegerInputs() {
       if (bytes > 0) std::memcpy(storage.data_ptr(), tenant.arena.data() + inputs_[i].offset, size);
       const int64_t offset =
           shape.storage_offset == graph::kNoExpr ? 0 : Evaluate({shape.storage_offset}).front();
-      integer_inputs_[i] = at::empty({0}, *ToScalarType(shape.dtype))
-                               .set_(storage.storage(), offset, Evaluate(shape.sizes), Evaluate(shape.strides));
+      integer_inputs_[i] =
+          at::empty({0}, *ToScalarType(shape.dtype))
+              .set_(storage.storage(), offset, Evaluate(shape.sizes), Evaluate(shape.strides));
     } catch (const std::exception&) {
-      return Error(StatusCode::kNoMemory, "cannot copy input %zu of %lld bytes", i, static_cast<long long>(bytes));
+      return Error(StatusCode::kNoMemory, "cannot copy input %zu of %lld bytes", i,
+                   static_cast<long long>(bytes));
     }
   }
   return Status::Ok();
@@ -179,8 +189,9 @@ Status Instance::CopyInputs(std::vector<Missing>* missing, Frame* frame) const {
       const std::vector<int64_t> sizes = Evaluate(shape.sizes);
       const std::vector<int64_t> strides = Evaluate(shape.strides);
       const auto dtype = *ToScalarType(shape.dtype);
-      const int64_t offset =
-          shape.storage_offset == graph::kNoExpr ? 0 : Evaluate({shape.storage_offset}).front() * shape.item_bytes;
+      const int64_t offset = shape.storage_offset == graph::kNoExpr
+                                 ? 0
+                                 : Evaluate({shape.storage_offset}).front() * shape.item_bytes;
       const int64_t extent = ExtentBytes(sizes, strides, shape.item_bytes).value();
       at::Tensor tensor = at::empty_strided(sizes, strides, dtype);
       if (extent > 0) {
@@ -190,7 +201,8 @@ Status Instance::CopyInputs(std::vector<Missing>* missing, Frame* frame) const {
       frame->locals[input.local] = tensor;
       input.copy = std::move(tensor);
     } catch (const c10::Error& error) {
-      return Error(StatusCode::kNoMemory, "input %u: %s", input.dynamic, error.what_without_backtrace());
+      return Error(StatusCode::kNoMemory, "input %u: %s", input.dynamic,
+                   error.what_without_backtrace());
     } catch (const std::exception& error) {
       return Error(StatusCode::kNoMemory, "input %u: %s", input.dynamic, error.what());
     }
@@ -208,14 +220,17 @@ Status Instance::StoreResults(uint32_t op, const Frame& frame) const {
     if (!local.isTensor() || !local.toTensor().defined()) return refuse("no tensor was made");
     const at::Tensor& tensor = local.toTensor();
     const std::vector<int64_t> sizes = Evaluate(shape.sizes);
-    if (tensor.scalar_type() != *ToScalarType(shape.dtype) || tensor.sizes() != at::IntArrayRef(sizes)) {
-      return refuse(c10::str("the operator made ", tensor.scalar_type(), tensor.sizes(), ", the template says ",
-                             *ToScalarType(shape.dtype), at::IntArrayRef(sizes)));
+    if (tensor.scalar_type() != *ToScalarType(shape.dtype) ||
+        tensor.sizes() != at::IntArrayRef(sizes)) {
+      return refuse(c10::str("the operator made ", tensor.scalar_type(), tensor.sizes(),
+                             ", the template says ", *ToScalarType(shape.dtype),
+                             at::IntArrayRef(sizes)));
     }
     for (const uint32_t result : exported.results) {
       const std::vector<int64_t> strides = Evaluate(shape.strides);
-      const int64_t offset =
-          shape.storage_offset == graph::kNoExpr ? 0 : Evaluate({shape.storage_offset}).front() * shape.item_bytes;
+      const int64_t offset = shape.storage_offset == graph::kNoExpr
+                                 ? 0
+                                 : Evaluate({shape.storage_offset}).front() * shape.item_bytes;
       std::byte* slot = binding_->tenant()->arena.data() + outputs_[result].offset + offset;
       try {
         if (tensor.numel() == 0) continue;
@@ -257,7 +272,8 @@ void Instance::Complete(uint32_t op, uint32_t domain, std::vector<Missing>* miss
 
 at::Tensor Instance::Value(uint32_t value, uint32_t domain) const {
   const uint32_t index = source().crossing_index(value);
-  if (index == graph::kNoIndex || domain >= domains_.size() || domains_[domain].crossing.empty()) return {};
+  if (index == graph::kNoIndex || domain >= domains_.size() || domains_[domain].crossing.empty())
+    return {};
   return domains_[domain].crossing[index];
 }
 

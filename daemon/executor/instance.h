@@ -1,7 +1,8 @@
-// One running copy of a program: its values per domain, its integers, its op states. No thread of its own.
+// One running copy of a program: its values per domain, its integers, its op states. No thread of
+// its own.
 //
-// Threads: members are guarded by the executor's state mutex, except what is said to run outside it: those parts touch
-// only immutable data, the caller's frame and the arena.
+// Threads: members are guarded by the executor's state mutex, except what is said to run outside
+// it: those parts touch only immutable data, the caller's frame and the arena.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,10 +25,10 @@ enum class OpState : uint8_t { kNone, kIssued, kLaunched, kFinished };
 
 class Instance {
  public:
-  // Checks every range against the arena, evaluates sizes, copies integer inputs. Runs outside the mutex where the
-  // caller can. Errors: OVERFLOW, BOUNDS, NO_MEMORY.
-  static Result<std::shared_ptr<Instance>> Start(std::shared_ptr<Binding> binding, uint64_t id, uint32_t attempt,
-                                                 std::span<const int64_t> symbols,
+  // Checks every range against the arena, evaluates sizes, copies integer inputs. Runs outside the
+  // mutex where the caller can. Errors: OVERFLOW, BOUNDS, NO_MEMORY.
+  static Result<std::shared_ptr<Instance>> Start(std::shared_ptr<Binding> binding, uint64_t id,
+                                                 uint32_t attempt, std::span<const int64_t> symbols,
                                                  std::span<const wire::ArenaRange> inputs,
                                                  std::span<const wire::ArenaRange> outputs);
   // One that only answers: every op fails with `why`.
@@ -46,7 +47,7 @@ class Instance {
   // ---- launching op `op` in `domain`
   // All values that other groups make are in the domain, and all predecessors have finished.
   bool IsReady(uint32_t op, uint32_t domain) const;
-  struct Missing {               // dynamic inputs to copy from the arena, outside the mutex
+  struct Missing {  // dynamic inputs to copy from the arena, outside the mutex
     uint32_t dynamic = 0;
     uint32_t local = 0;
     at::Tensor copy;
@@ -55,24 +56,24 @@ class Instance {
   Status Gather(uint32_t op, uint32_t domain, Frame* frame, std::vector<Missing>* missing);
   // Outside the mutex, between the backend's BeginOp and EndOp. Errors: NO_MEMORY.
   Status CopyInputs(std::vector<Missing>* missing, Frame* frame) const;
-  // Outside the mutex. Checks the op's exports against the template; copies results into their arena slots.
-  // Errors: OP_FAILED (a result is not what the template says).
+  // Outside the mutex. Checks the op's exports against the template; copies results into their
+  // arena slots. Errors: OP_FAILED (a result is not what the template says).
   Status StoreResults(uint32_t op, const Frame& frame) const;
   // Keeps crossing values and copied inputs; drops what has no consumer left.
   void Complete(uint32_t op, uint32_t domain, std::vector<Missing>* missing, Frame* frame);
 
   // ---- values for transfers
-  at::Tensor Value(uint32_t value, uint32_t domain) const;   // undefined = not there
+  at::Tensor Value(uint32_t value, uint32_t domain) const;  // undefined = not there
   void PutValue(uint32_t value, uint32_t domain, at::Tensor tensor);
-  bool NeedsValue(uint32_t value) const;                     // some consumer has not finished
+  bool NeedsValue(uint32_t value) const;  // some consumer has not finished
 
   // Drops every value: before the end is reported.
   void Clear();
 
   std::vector<OpState> ops;
-  Status failure;                // not OK: ops are answered with Failed or dropped
+  Status failure;  // not OK: ops are answered with Failed or dropped
   bool ending = false;
-  int running = 0;               // launched ops and copies
+  int running = 0;  // launched ops and copies
 
  private:
   struct InDomain {
@@ -88,9 +89,9 @@ class Instance {
   std::vector<int64_t> symbols_;
   std::vector<int64_t> integers_;
   std::vector<wire::ArenaRange> inputs_, outputs_;
-  std::vector<at::Tensor> integer_inputs_;   // by dynamic position; private copies
+  std::vector<at::Tensor> integer_inputs_;  // by dynamic position; private copies
   uint64_t host_bytes_ = 0;
-  std::vector<uint32_t> crossing_left_;      // consumers that have not finished
+  std::vector<uint32_t> crossing_left_;  // consumers that have not finished
   std::vector<uint32_t> dynamic_left_;
   std::vector<InDomain> domains_;
 };

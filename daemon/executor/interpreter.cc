@@ -8,7 +8,8 @@
 namespace slice::executor {
 namespace {
 
-c10::IValue PatchedValue(const ArgPatch& patch, const int64_t* integers, const c10::IValue* locals) {
+c10::IValue PatchedValue(const ArgPatch& patch, const int64_t* integers,
+                         const c10::IValue* locals) {
   switch (patch.kind) {
     case ArgPatch::Kind::kTensor:
       return locals[patch.locals[0]];
@@ -46,8 +47,8 @@ c10::IValue PatchedValue(const ArgPatch& patch, const int64_t* integers, const c
 void TakeResults(const PreparedNode& node, std::vector<c10::IValue>* stack, c10::IValue* locals) {
   if (node.returns_list) {
     const c10::List<at::Tensor> list = stack->front().toTensorList();
-    TORCH_CHECK(list.size() >= node.outputs.size(), "the operator returned ", list.size(), " tensors, the template has ",
-                node.outputs.size());
+    TORCH_CHECK(list.size() >= node.outputs.size(), "the operator returned ", list.size(),
+                " tensors, the template has ", node.outputs.size());
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (node.outputs[i] != kNoLocal) locals[node.outputs[i]] = list.get(i);
     }
@@ -91,7 +92,8 @@ std::string NodeText(const Program& program, uint32_t index, const char* what) {
   return text;
 }
 
-// Turns torch's exceptions into a Status. what() would symbolise a backtrace (milliseconds): never called.
+// Turns torch's exceptions into a Status. what() would symbolise a backtrace (milliseconds): never
+// called.
 template <typename Run>
 Status Guarded(const Program& program, const uint32_t& node_index, Run run) {
   try {
@@ -115,8 +117,8 @@ void PrepareFrame(const PreparedGroup& group, Frame* frame) {
   frame->locals.resize(group.local_count);
 }
 
-Status RunGroup(const Program& program, const PreparedGroup& group, const int64_t* integers, Frame* frame,
-                RunTrace* trace) {
+Status RunGroup(const Program& program, const PreparedGroup& group, const int64_t* integers,
+                Frame* frame, RunTrace* trace) {
   uint32_t index = 0;
   Status status = Guarded(program, index, [&] {
     for (const PreparedNode& node : group.nodes) {
@@ -129,7 +131,8 @@ Status RunGroup(const Program& program, const PreparedGroup& group, const int64_
   return status;
 }
 
-Result<at::Tensor> RunHoisted(const Program& program, const HoistedView& view, const at::Tensor& source) {
+Result<at::Tensor> RunHoisted(const Program& program, const HoistedView& view,
+                              const at::Tensor& source) {
   Frame frame;
   frame.locals.resize(2);
   frame.locals[0] = source;

@@ -10,7 +10,8 @@ namespace {
 
 // When an offline op could start at the soonest.
 TimeNs StartOf(const QueuedOp& op, TimeNs now, bool behind_online) {
-  if (op.service_class == ServiceClass::kOnline || (op.after_online_finish && behind_online)) return now;
+  if (op.service_class == ServiceClass::kOnline || (op.after_online_finish && behind_online))
+    return now;
   return std::max(now, op.earliest_ns);
 }
 
@@ -28,7 +29,8 @@ bool LaunchesBefore(const QueuedOp& a, const QueuedOp& b) {
 }
 
 QueuedOp* LaunchQueue::Find(const OpKey& key) {
-  const auto found = std::find_if(ops_.begin(), ops_.end(), [&](const QueuedOp& op) { return op.key == key; });
+  const auto found =
+      std::find_if(ops_.begin(), ops_.end(), [&](const QueuedOp& op) { return op.key == key; });
   return found == ops_.end() ? nullptr : &*found;
 }
 
@@ -37,7 +39,9 @@ bool LaunchQueue::Remove(const OpKey& key) {
 }
 
 void LaunchQueue::RemoveInstance(uint64_t instance, uint32_t attempt) {
-  std::erase_if(ops_, [&](const QueuedOp& op) { return op.key.instance == instance && op.key.attempt == attempt; });
+  std::erase_if(ops_, [&](const QueuedOp& op) {
+    return op.key.instance == instance && op.key.attempt == attempt;
+  });
 }
 
 LaunchQueue::Decision LaunchQueue::Next(TimeNs now, bool behind_online) {

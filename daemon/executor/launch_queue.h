@@ -1,5 +1,5 @@
-// Issued ops of one device that are not launched yet, and the rule that chooses among them. Pure: the caller brings the
-// clock and says which ops are ready. Not thread-safe.
+// Issued ops of one device that are not launched yet, and the rule that chooses among them. Pure:
+// the caller brings the clock and says which ops are ready. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ struct OpKey {
 struct QueuedOp {
   OpKey key;
   ServiceClass service_class = ServiceClass::kOnline;
-  bool after_online_finish = false;   // may start directly behind an online op, before earliest_ns
-  bool ready = false;                 // inputs are in the device's domain and predecessors are done
-  int32_t priority = 0;               // higher first
-  uint64_t order = 0;                 // engine order: lower first
-  TimeNs earliest_ns = 0;             // offline only
-  TimeNs end_by_ns = kNever;          // offline only
-  DurationNs duration_ns = 0;         // predicted
+  bool after_online_finish = false;  // may start directly behind an online op, before earliest_ns
+  bool ready = false;                // inputs are in the device's domain and predecessors are done
+  int32_t priority = 0;              // higher first
+  uint64_t order = 0;                // engine order: lower first
+  TimeNs earliest_ns = 0;            // offline only
+  TimeNs end_by_ns = kNever;         // offline only
+  DurationNs duration_ns = 0;        // predicted
 };
 
 // (class, priority descending, order): whether a is launched before b.

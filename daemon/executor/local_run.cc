@@ -18,13 +18,14 @@ void FillRandom(const at::Tensor& tensor, std::mt19937_64* random, bool is_stati
   at::Tensor flat = at::empty(tensor.sizes(), at::kDouble);
   auto* numbers = flat.data_ptr<double>();
   const bool real = tensor.is_floating_point() || tensor.is_complex();
-  const double scale = tensor.dim() >= 2 ? 1.0 / std::sqrt(static_cast<double>(tensor.size(-1))) : 1.0;
+  const double scale =
+      tensor.dim() >= 2 ? 1.0 / std::sqrt(static_cast<double>(tensor.size(-1))) : 1.0;
   std::normal_distribution<double> normal(0.0, is_static ? scale : 1.0);
   for (int64_t i = 0; i < flat.numel(); ++i) {
-    numbers[i] = real ? normal(*random)
-                      : tensor.scalar_type() == at::kBool ? 1.0
-                      : is_static ? 0.0
-                                  : static_cast<double>((*random)() % 4);
+    numbers[i] = real                                ? normal(*random)
+                 : tensor.scalar_type() == at::kBool ? 1.0
+                 : is_static                         ? 0.0
+                                                     : static_cast<double>((*random)() % 4);
   }
   CopyInto(tensor, flat.to(tensor.scalar_type()));
 }
@@ -87,14 +88,18 @@ Result<std::unique_ptr<LocalRun>> LocalRun::Create(DeviceBackend* backend,
   SLICE_ASSIGN_OR_RETURN(fds[0], CreateMemfd("run-statics", layout.segment_bytes()));
   SLICE_ASSIGN_OR_RETURN(run->set_, TensorSet::Create(layout, &fds));
   for (uint32_t i = 0; i < source->statics().size(); ++i) statics.push_back({run->set_, i});
-  SLICE_ASSIGN_OR_RETURN(run->binding_, Binding::Create(std::move(program), run->tenant_, std::move(statics)));
+  SLICE_ASSIGN_OR_RETURN(run->binding_,
+                         Binding::Create(std::move(program), run->tenant_, std::move(statics)));
   std::mt19937_64 random(seed);
-  for (uint32_t i = 0; i < source->statics().size(); ++i) FillRandom(run->static_tensor(i), &random, true);
+  for (uint32_t i = 0; i < source->statics().size(); ++i)
+    FillRandom(run->static_tensor(i), &random, true);
   run->ResetInputs();
   return run;
 }
 
-std::byte* LocalRun::input(size_t position) const { return tenant_->arena.data() + inputs_[position].offset; }
+std::byte* LocalRun::input(size_t position) const {
+  return tenant_->arena.data() + inputs_[position].offset;
+}
 
 std::span<const std::byte> LocalRun::result(size_t position) const {
   return {tenant_->arena.data() + outputs_[position].offset, outputs_[position].bytes};
@@ -103,7 +108,8 @@ std::span<const std::byte> LocalRun::result(size_t position) const {
 void LocalRun::ResetInputs() {
   std::mt19937_64 random(seed_ + 1);
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    const graph::ValueShape& shape = source_->values()[source_->inputs()[source_->dynamics()[i]].value];
+    const graph::ValueShape& shape =
+        source_->values()[source_->inputs()[source_->dynamics()[i]].value];
     std::vector<int64_t> sizes, strides;
     for (size_t d = 0; d < shape.sizes.size(); ++d) {
       sizes.push_back(source_->expressions().Evaluate(shape.sizes[d], symbols_).value());
@@ -130,7 +136,8 @@ Status LocalRun::Run(std::vector<int64_t>* group_ns) {
     backend_->BeginOp({0, kDomain, kTenant});
     RunTrace trace;
     Status status = instance->CopyInputs(&missing, &frame_);
-    if (status.ok()) status = RunGroup(program, program.groups()[op], instance->integers(), &frame_, &trace);
+    if (status.ok())
+      status = RunGroup(program, program.groups()[op], instance->integers(), &frame_, &trace);
     if (status.ok()) status = instance->StoreResults(op, frame_);
     OpTiming timing;
     const Status ended = backend_->EndOp(&timing);
@@ -139,7 +146,8 @@ Status LocalRun::Run(std::vector<int64_t>* group_ns) {
     frame_.locals.clear();
     if (group_ns != nullptr) (*group_ns)[op] = MonotonicNow() - start;
     if (!status.ok()) {
-      return Error(status.code(), "group %u '%s': %s", op, source_->groups()[op].name.c_str(), status.text().c_str());
+      return Error(status.code(), "group %u '%s': %s", op, source_->groups()[op].name.c_str(),
+                   status.text().c_str());
     }
   }
   return Status::Ok();

@@ -1,5 +1,6 @@
-// A template bound to made-up memory in this process and run group by group on the calling thread: the executor's own
-// instance code without rings, threads or daemon. For `--run`, unit tests and benchmarks.
+// A template bound to made-up memory in this process and run group by group on the calling thread:
+// the executor's own instance code without rings, threads or daemon. For `--run`, unit tests and
+// benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,9 @@ class LocalRun {
   static constexpr uint32_t kTenant = 1;
   static constexpr uint32_t kDomain = 0;
 
-  // Statics and dynamic inputs are random: floats normal (scaled so that deep models stay finite), integers 0-3 (0 in
-  // statics), bools true. The backend has kDomain open. Errors: those of parsing, preparing and binding.
+  // Statics and dynamic inputs are random: floats normal (scaled so that deep models stay finite),
+  // integers 0-3 (0 in statics), bools true. The backend has kDomain open. Errors: those of
+  // parsing, preparing and binding.
   static Result<std::unique_ptr<LocalRun>> Create(DeviceBackend* backend,
                                                   std::shared_ptr<const graph::Template> source,
                                                   std::vector<int64_t> symbols, uint64_t seed,

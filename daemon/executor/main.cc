@@ -15,8 +15,10 @@
 namespace {
 
 constexpr const char* kUsage =
-    "usage: slice-executor --run TEMPLATE [--symbol NAME=VALUE ...] [--repeat N] [--seed S] [--json]\n"
-    "         runs one template (binary, or .textproto) with random inputs and prints times and checksums\n"
+    "usage: slice-executor --run TEMPLATE [--symbol NAME=VALUE ...] [--repeat N] [--seed S] "
+    "[--json]\n"
+    "         runs one template (binary, or .textproto) with random inputs and prints times and "
+    "checksums\n"
     "       slice-executor --zygote [--control-fd N]   fork server, started by sliced\n"
     "       slice-executor [--control-fd N]            executor on a socket, started by sliced\n";
 
@@ -48,7 +50,8 @@ int main(int argc, char** argv) {
     } else if (option == "--symbol") {
       const char* value = std::strchr(argv[++i], '=');
       if (value == nullptr) return Usage("--symbol wants NAME=VALUE");
-      run.symbols[std::string(argv[i], static_cast<size_t>(value - argv[i]))] = std::atoll(value + 1);
+      run.symbols[std::string(argv[i], static_cast<size_t>(value - argv[i]))] =
+          std::atoll(value + 1);
     } else if (option == "--repeat") {
       run.repeat = std::atoi(argv[++i]);
     } else if (option == "--seed") {

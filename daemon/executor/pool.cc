@@ -13,7 +13,7 @@ namespace slice::executor {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-constexpr uint32_t kRunPages = 16;          // 64 KiB of small blocks
+constexpr uint32_t kRunPages = 16;  // 64 KiB of small blocks
 constexpr size_t kSlackBytes = size_t{4} << 20;
 constexpr size_t kPoolBytesMax = size_t{8} << 40;
 constexpr uint32_t kNoPage = 0xffffffff;
@@ -22,9 +22,9 @@ constexpr uint32_t kCachedPagesMax = 16384;  // 64 MiB of freed spans kept per t
 constexpr size_t kPrefaultStepBytes = size_t{64} << 20;
 
 // Four steps per power of two: at most a quarter is lost to rounding.
-constexpr std::array<uint32_t, 25> kClassBytes = {64,   128,  192,  256,  320,  384,  448,  512,  640,
-                                                  768,  896,  1024, 1280, 1536, 1792, 2048, 2560, 3072,
-                                                  3584, 4096, 5120, 5632, 6144, 7168, 8192};
+constexpr std::array<uint32_t, 25> kClassBytes = {
+    64,   128,  192,  256,  320,  384,  448,  512,  640,  768,  896,  1024, 1280,
+    1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 5632, 6144, 7168, 8192};
 
 int ClassOf(size_t bytes) {
   const auto found = std::lower_bound(kClassBytes.begin(), kClassBytes.end(), bytes);
@@ -36,9 +36,11 @@ int ClassOf(size_t bytes) {
 Result<std::unique_ptr<MemoryPool>> MemoryPool::Create(size_t bytes) {
   const size_t rounded = RoundUp(bytes + bytes / 8, kPageBytes) + kSlackBytes;
   if (bytes >= kPoolBytesMax) {
-    return Error(StatusCode::kNoMemory, "pool of %zu bytes is too large, the limit is %zu", bytes, kPoolBytesMax);
+    return Error(StatusCode::kNoMemory, "pool of %zu bytes is too large, the limit is %zu", bytes,
+                 kPoolBytesMax);
   }
-  void* base = ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base = ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
     return ErrnoError(StatusCode::kNoMemory, errno, "cannot map a pool of %zu bytes", rounded);
   }
@@ -48,7 +50,10 @@ Result<std::unique_ptr<MemoryPool>> MemoryPool::Create(size_t bytes) {
 }
 
 MemoryPool::MemoryPool(std::byte* base, size_t mapped_bytes, size_t bytes)
-    : base_(base), mapped_bytes_(mapped_bytes), bytes_(bytes), span_of_page_(mapped_bytes / kPageBytes, kNoPage) {
+    : base_(base),
+      mapped_bytes_(mapped_bytes),
+      bytes_(bytes),
+      span_of_page_(mapped_bytes / kPageBytes, kNoPage) {
   InsertFree(0, {static_cast<uint32_t>(mapped_bytes / kPageBytes), 0});
 }
 
@@ -90,7 +95,8 @@ void* MemoryPool::Allocate(uint32_t tenant, size_t bytes, size_t* charged, Refus
     return nullptr;
   }
   const size_t charge = size_class >= 0 ? kClassBytes[static_cast<size_t>(size_class)] : bytes;
-  if (charge > found->second.bytes_max - std::min(found->second.bytes_used, found->second.bytes_max)) {
+  if (charge >
+      found->second.bytes_max - std::min(found->second.bytes_used, found->second.bytes_max)) {
     *refusal = Refusal::kTenantCap;
     return nullptr;
   }
@@ -99,9 +105,8 @@ void* MemoryPool::Allocate(uint32_t tenant, size_t bytes, size_t* charged, Refus
     return nullptr;
   }
   const auto pages = static_cast<uint32_t>(RoundUp(charge, kPageBytes) / kPageBytes);
-  void* address = size_class >= 0
-                      ? AllocateSmall(tenant, &found->second, size_class)
-                      : AllocateLarge(tenant, &found->second, pages, charge);
+  void* address = size_class >= 0 ? AllocateSmall(tenant, &found->second, size_class)
+                                  : AllocateLarge(tenant, &found->second, pages, charge);
   if (address == nullptr) {
     *refusal = Refusal::kPoolFull;
     return nullptr;
@@ -152,7 +157,8 @@ void* MemoryPool::AllocateLarge(uint32_t id, Tenant* tenant, uint32_t pages, uin
 size_t MemoryPool::Free(void* address) {
   const auto page = static_cast<size_t>(static_cast<std::byte*>(address) - base_) / kPageBytes;
   const std::lock_guard lock(mutex_);
-  SLICE_CHECK(page < span_of_page_.size() && span_of_page_[page] != kNoPage, "freed address is not a block's");
+  SLICE_CHECK(page < span_of_page_.size() && span_of_page_[page] != kNoPage,
+              "freed address is not a block's");
   const uint32_t first = span_of_page_[page];
   Span& span = spans_[first];
   SLICE_CHECK(!span.cached, "block freed twice");

@@ -21,9 +21,9 @@ bool AliasesSilently(const std::string& name) { return name == "aten::_unsafe_vi
 // Views with one tensor argument and one result that may be computed once per binding.
 bool IsHoistable(const std::string& name) {
   static const std::unordered_set<std::string> views = {
-      "aten::view",   "aten::t",      "aten::transpose.int", "aten::permute",     "aten::slice.Tensor",
-      "aten::expand", "aten::detach", "aten::unsqueeze",     "aten::squeeze.dim", "aten::select.int",
-      "aten::alias"};
+      "aten::view",         "aten::t",          "aten::transpose.int", "aten::permute",
+      "aten::slice.Tensor", "aten::expand",     "aten::detach",        "aten::unsqueeze",
+      "aten::squeeze.dim",  "aten::select.int", "aten::alias"};
   return views.contains(name);
 }
 
@@ -31,7 +31,7 @@ bool IsHoistable(const std::string& name) {
 struct Root {
   enum class Kind : uint8_t { kFresh, kStatic, kDynamic, kConstant, kMixed };
   Kind kind = Kind::kFresh;
-  uint32_t index = 0;   // kFresh: group that made it; kStatic: position
+  uint32_t index = 0;  // kFresh: group that made it; kStatic: position
   bool operator==(const Root&) const = default;
 };
 
@@ -69,7 +69,9 @@ class ProgramBuilder {
   const proto::GraphTemplate& program() const { return source().program(); }
   std::string NodeName(uint32_t n) const {
     return "node " + std::to_string(n) + " (" +
-           program().operators(static_cast<int>(program().nodes(static_cast<int>(n)).operator_index())) + ")";
+           program().operators(
+               static_cast<int>(program().nodes(static_cast<int>(n)).operator_index())) +
+           ")";
   }
 
   Status CheckAllowed() const {
@@ -82,7 +84,8 @@ class ProgramBuilder {
       refused += name;
     }
     if (count == 0) return Status::Ok();
-    return Error(StatusCode::kOpNotAllowed, "%zu operators are not on the allow-list: %s", count, refused.c_str());
+    return Error(StatusCode::kOpNotAllowed, "%zu operators are not on the allow-list: %s", count,
+                 refused.c_str());
   }
 
   Status FindOperators() {
@@ -104,11 +107,14 @@ class ProgramBuilder {
       const graph::ValueShape& shape = source().values()[constant.value()];
       std::vector<int64_t> sizes;
       for (const graph::ExprIndex size : shape.sizes) {
-        sizes.push_back(source().expressions().Evaluate(size, {}).value());  // the parser found it free of symbols
+        sizes.push_back(source().expressions().Evaluate(size, {}).value());  // the parser found it
+                                                                             // free of symbols
       }
       at::Tensor tensor = at::empty(sizes, *ToScalarType(shape.dtype));
-      if (!constant.data().empty()) std::memcpy(tensor.data_ptr(), constant.data().data(), constant.data().size());
-      origin_[constant.value()] = {External::Kind::kConstant, static_cast<uint32_t>(out_->constants_.size()), 0};
+      if (!constant.data().empty())
+        std::memcpy(tensor.data_ptr(), constant.data().data(), constant.data().size());
+      origin_[constant.value()] = {External::Kind::kConstant,
+                                   static_cast<uint32_t>(out_->constants_.size()), 0};
       root_[constant.value()] = {Root::Kind::kConstant, 0};
       out_->constants_.push_back(std::move(tensor));
     }
@@ -124,7 +130,8 @@ class ProgramBuilder {
         root_[input.value] = {Root::Kind::kDynamic, input.dynamic_index};
       }
     }
-    for (uint32_t r = 0; r < source().results().size(); ++r) results_of_[source().results()[r]].push_back(r);
+    for (uint32_t r = 0; r < source().results().size(); ++r)
+      results_of_[source().results()[r]].push_back(r);
   }
 
   Status ReadGroup(uint32_t g) {
@@ -174,7 +181,8 @@ class ProgramBuilder {
   Result<IntSource> Integer(const proto::Expr& expr) {
     if (expr.node_case() == proto::Expr::kConstant) return IntSource{expr.constant(), -1};
     expr.SerializeToString(&key_);
-    if (const auto found = slot_of_.find(key_); found != slot_of_.end()) return IntSource{0, found->second};
+    if (const auto found = slot_of_.find(key_); found != slot_of_.end())
+      return IntSource{0, found->second};
     SLICE_ASSIGN_OR_RETURN(const graph::ExprIndex index,
                            out_->expressions_.Add(expr, source().symbol_count(), graph::Limits{}));
     const auto slot = static_cast<int32_t>(out_->integers_.size());
@@ -183,13 +191,15 @@ class ProgramBuilder {
     return IntSource{0, slot};
   }
 
-  // Uses `value` in node n: its memory must be listed by the group. Written: must be the group's to write.
-  Status CheckAccess(uint32_t n, const c10::Argument& schema, uint32_t value, bool write, bool* writes_static) {
+  // Uses `value` in node n: its memory must be listed by the group. Written: must be the group's to
+  // write.
+  Status CheckAccess(uint32_t n, const c10::Argument& schema, uint32_t value, bool write,
+                     bool* writes_static) {
     const Root root = root_[value];
     const graph::Group& group = source().groups()[group_index_];
     const auto refuse = [&](const std::string& why) {
-      return Error(StatusCode::kGraph, "%s: argument '%s' (value %u) %s", NodeName(n).c_str(), schema.name().c_str(),
-                   value, why.c_str());
+      return Error(StatusCode::kGraph, "%s: argument '%s' (value %u) %s", NodeName(n).c_str(),
+                   schema.name().c_str(), value, why.c_str());
     };
     const auto input_name = [&] {
       const uint32_t input = source().statics()[root.index];
@@ -197,7 +207,9 @@ class ProgramBuilder {
     };
     if (root.kind == Root::Kind::kStatic) {
       const bool listed = Contains(group.writes, root.index) || Contains(group.reads, root.index);
-      if (!listed) return refuse("is memory of " + input_name() + ", which the group lists neither in reads nor in writes");
+      if (!listed)
+        return refuse("is memory of " + input_name() +
+                      ", which the group lists neither in reads nor in writes");
       if (write && !Contains(group.writes, root.index)) {
         return refuse("writes " + input_name() + ", which the group does not list in writes");
       }
@@ -207,10 +219,14 @@ class ProgramBuilder {
     if (!write) return Status::Ok();
     if (root.kind == Root::Kind::kFresh && root.index == group_index_) return Status::Ok();
     switch (root.kind) {
-      case Root::Kind::kDynamic: return refuse("writes a dynamic input");
-      case Root::Kind::kConstant: return refuse("writes a constant of the template");
-      case Root::Kind::kMixed: return refuse("writes memory that may belong to several values");
-      default: return refuse("writes memory of another group");
+      case Root::Kind::kDynamic:
+        return refuse("writes a dynamic input");
+      case Root::Kind::kConstant:
+        return refuse("writes a constant of the template");
+      case Root::Kind::kMixed:
+        return refuse("writes memory that may belong to several values");
+      default:
+        return refuse("writes memory of another group");
     }
   }
 
@@ -226,12 +242,13 @@ class ProgramBuilder {
     context.local_of = [&](uint32_t value) { return hoist ? 0 : LocalOf(value); };
     context.integer = [this](const proto::Expr& expr) { return Integer(expr); };
     size_t used = 0;
-    std::vector<uint32_t> aliased;   // values whose argument may alias a result
+    std::vector<uint32_t> aliased;  // values whose argument may alias a result
     std::vector<uint32_t> tensors;
     for (size_t position = 0; position < schema.arguments().size(); ++position) {
       const c10::Argument& argument = schema.arguments()[position];
-      const auto given = std::find_if(source_node.args().begin(), source_node.args().end(),
-                                      [&](const proto::Argument& arg) { return arg.name() == argument.name(); });
+      const auto given =
+          std::find_if(source_node.args().begin(), source_node.args().end(),
+                       [&](const proto::Argument& arg) { return arg.name() == argument.name(); });
       c10::IValue constant;
       if (given == source_node.args().end()) {
         if (!argument.default_value().has_value()) {
@@ -244,7 +261,8 @@ class ProgramBuilder {
         ArgPatch patch;
         patch.position = static_cast<uint16_t>(position);
         bool patched = false;
-        const Status matched = MatchArgument(argument, *given, context, &constant, &patch, &patched);
+        const Status matched =
+            MatchArgument(argument, *given, context, &constant, &patch, &patched);
         if (!matched.ok()) {
           return Error(matched.code(), "%s: %s", NodeName(n).c_str(), matched.text().c_str());
         }
@@ -255,13 +273,14 @@ class ProgramBuilder {
           if (argument.alias_info() != nullptr) aliased.push_back(value);
           return CheckAccess(n, argument, value, write, &node.writes_static);
         };
-        if (given->kind_case() == proto::Argument::kValue) SLICE_RETURN_IF_ERROR(use(given->value()));
+        if (given->kind_case() == proto::Argument::kValue)
+          SLICE_RETURN_IF_ERROR(use(given->value()));
         for (const int64_t value : given->values().value()) {
           if (value >= 0) SLICE_RETURN_IF_ERROR(use(static_cast<uint32_t>(value)));
         }
         if (write && (given->kind_case() != proto::Argument::kValue)) {
-          return Error(StatusCode::kGraph, "%s: argument '%s' is written and must be one tensor", NodeName(n).c_str(),
-                       argument.name().c_str());
+          return Error(StatusCode::kGraph, "%s: argument '%s' is written and must be one tensor",
+                       NodeName(n).c_str(), argument.name().c_str());
         }
       }
       node.stack.push_back(std::move(constant));
@@ -280,24 +299,25 @@ class ProgramBuilder {
 
   Status UnknownArgument(uint32_t n, const c10::FunctionSchema& schema) const {
     for (const proto::Argument& arg : program().nodes(static_cast<int>(n)).args()) {
-      const bool known = std::any_of(schema.arguments().begin(), schema.arguments().end(),
-                                     [&](const c10::Argument& argument) { return argument.name() == arg.name(); });
+      const bool known =
+          std::any_of(schema.arguments().begin(), schema.arguments().end(),
+                      [&](const c10::Argument& argument) { return argument.name() == arg.name(); });
       if (!known) {
-        return Error(StatusCode::kGraph, "%s: the operator has no argument '%s'", NodeName(n).c_str(),
-                     arg.name().c_str());
+        return Error(StatusCode::kGraph, "%s: the operator has no argument '%s'",
+                     NodeName(n).c_str(), arg.name().c_str());
       }
     }
     return Error(StatusCode::kInternal, "%s: arguments do not match", NodeName(n).c_str());
   }
 
-  Status ReadOutputs(uint32_t n, const c10::FunctionSchema& schema, const std::vector<uint32_t>& aliased,
-                     PreparedNode* node) {
+  Status ReadOutputs(uint32_t n, const c10::FunctionSchema& schema,
+                     const std::vector<uint32_t>& aliased, PreparedNode* node) {
     const auto& outputs = program().nodes(static_cast<int>(n)).outputs();
-    node->returns_list =
-        schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
+    node->returns_list = schema.returns().size() == 1 &&
+                         schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
     if (!node->returns_list && static_cast<size_t>(outputs.size()) > schema.returns().size()) {
-      return Error(StatusCode::kGraph, "%s: %d outputs, the operator returns %zu", NodeName(n).c_str(), outputs.size(),
-                   schema.returns().size());
+      return Error(StatusCode::kGraph, "%s: %d outputs, the operator returns %zu",
+                   NodeName(n).c_str(), outputs.size(), schema.returns().size());
     }
     for (int i = 0; i < outputs.size(); ++i) {
       if (outputs.Get(i) < 0) {
@@ -305,16 +325,20 @@ class ProgramBuilder {
         continue;
       }
       const auto value = static_cast<uint32_t>(outputs.Get(i));
-      const c10::Argument& returned = schema.returns()[node->returns_list ? 0 : static_cast<size_t>(i)];
-      const bool tensor = node->returns_list || returned.type()->kind() == c10::TypeKind::TensorType;
+      const c10::Argument& returned =
+          schema.returns()[node->returns_list ? 0 : static_cast<size_t>(i)];
+      const bool tensor =
+          node->returns_list || returned.type()->kind() == c10::TypeKind::TensorType;
       if (!tensor || source().values()[value].item_bytes == 0) {
-        return Error(StatusCode::kGraph, "%s: output %d (value %u) is not a tensor", NodeName(n).c_str(), i, value);
+        return Error(StatusCode::kGraph, "%s: output %d (value %u) is not a tensor",
+                     NodeName(n).c_str(), i, value);
       }
       root_[value] = {Root::Kind::kFresh, group_index_};
       const bool alias = returned.alias_info() != nullptr || AliasesSilently(NameOf(n));
       bool first = true;
       for (const uint32_t from : alias ? aliased : std::vector<uint32_t>()) {
-        root_[value] = first || root_[value] == root_[from] ? root_[from] : Root{Root::Kind::kMixed, 0};
+        root_[value] =
+            first || root_[value] == root_[from] ? root_[from] : Root{Root::Kind::kMixed, 0};
         first = false;
       }
       locals_[value] = group_->local_count;
@@ -323,13 +347,17 @@ class ProgramBuilder {
     return Status::Ok();
   }
   const std::string& NameOf(uint32_t n) const {
-    return program().operators(static_cast<int>(program().nodes(static_cast<int>(n)).operator_index()));
+    return program().operators(
+        static_cast<int>(program().nodes(static_cast<int>(n)).operator_index()));
   }
 
-  // A view of a static input or constant with constant arguments and one result: computed at bind time.
+  // A view of a static input or constant with constant arguments and one result: computed at bind
+  // time.
   bool MayHoist(const proto::Node& node, const std::string& name, uint32_t* argument) const {
     if (!IsHoistable(name) || node.outputs_size() != 1 || node.outputs(0) < 0) return false;
-    const auto constant = [](const proto::Expr& expr) { return expr.node_case() == proto::Expr::kConstant; };
+    const auto constant = [](const proto::Expr& expr) {
+      return expr.node_case() == proto::Expr::kConstant;
+    };
     for (const proto::Argument& arg : node.args()) {
       switch (arg.kind_case()) {
         case proto::Argument::kValue: {
@@ -343,7 +371,8 @@ class ProgramBuilder {
           if (!constant(arg.integer())) return false;
           break;
         case proto::Argument::kIntegers:
-          if (!std::all_of(arg.integers().value().begin(), arg.integers().value().end(), constant)) return false;
+          if (!std::all_of(arg.integers().value().begin(), arg.integers().value().end(), constant))
+            return false;
           break;
         case proto::Argument::kBoolean:
           break;
@@ -372,35 +401,40 @@ class ProgramBuilder {
         alive[local] = true;
         node->releases.push_back(local);
       };
-      for (const ArgPatch& patch : node->patches) std::for_each(patch.locals.begin(), patch.locals.end(), touch);
+      for (const ArgPatch& patch : node->patches)
+        std::for_each(patch.locals.begin(), patch.locals.end(), touch);
       std::for_each(node->outputs.begin(), node->outputs.end(), touch);
     }
   }
 
   std::shared_ptr<Program> out_;
   std::vector<c10::OperatorHandle> operators_;
-  std::vector<Root> root_;                                // by value
-  std::unordered_map<uint32_t, External> origin_;         // values that no node of a group makes at run time
+  std::vector<Root> root_;  // by value
+  std::unordered_map<uint32_t, External>
+      origin_;  // values that no node of a group makes at run time
   std::unordered_map<uint32_t, std::vector<uint32_t>> results_of_;
   std::unordered_map<std::string, int32_t> slot_of_;
   std::string key_;
-  std::unordered_set<uint32_t> exported_;                 // values of the current group
+  std::unordered_set<uint32_t> exported_;  // values of the current group
   uint32_t group_index_ = 0;
   PreparedGroup* group_ = nullptr;
-  std::unordered_map<uint32_t, uint32_t> locals_;         // value -> local of the current group
+  std::unordered_map<uint32_t, uint32_t> locals_;  // value -> local of the current group
 };
 
-Result<std::shared_ptr<const Program>> Program::Prepare(std::shared_ptr<const graph::Template> source) {
+Result<std::shared_ptr<const Program>> Program::Prepare(
+    std::shared_ptr<const graph::Template> source) {
   try {
     return ProgramBuilder(std::move(source)).Run();
   } catch (const c10::Error& error) {
-    return Error(StatusCode::kGraph, "torch refuses the program: %s", error.what_without_backtrace());
+    return Error(StatusCode::kGraph, "torch refuses the program: %s",
+                 error.what_without_backtrace());
   } catch (const std::exception& error) {
     return Error(StatusCode::kInternal, "preparing the program: %s", error.what());
   }
 }
 
-Status Program::EvaluateIntegers(std::span<const int64_t> symbols, std::vector<int64_t>* out) const {
+Status Program::EvaluateIntegers(std::span<const int64_t> symbols,
+                                 std::vector<int64_t>* out) const {
   out->resize(integers_.size());
   for (size_t i = 0; i < integers_.size(); ++i) {
     SLICE_ASSIGN_OR_RETURN((*out)[i], expressions_.Evaluate(integers_[i], symbols));

@@ -1,9 +1,11 @@
-// A graph template prepared for execution: operators resolved, arguments matched to schemas and type-checked once, views
-// of static inputs split off, aliases checked. Immutable after Prepare(); shared by threads.
+// A graph template prepared for execution: operators resolved, arguments matched to schemas and
+// type-checked once, views of static inputs split off, aliases checked. Immutable after Prepare();
+// shared by threads.
 //
-// The template is tenant data. Prepare() refuses: operators outside the allow-list (before any look-up), arguments that
-// the schema does not have or of the wrong type, writes to anything but a static input that the group declares written
-// or memory made inside the same group, and uses of a static input (also through views) that the group does not list.
+// The template is tenant data. Prepare() refuses: operators outside the allow-list (before any
+// look-up), arguments that the schema does not have or of the wrong type, writes to anything but a
+// static input that the group declares written or memory made inside the same group, and uses of a
+// static input (also through views) that the group does not list.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,10 +33,17 @@ struct IntSource {
 
 // What goes into one stack position at run time.
 struct ArgPatch {
-  enum class Kind : uint8_t { kTensor, kTensorList, kOptionalTensorList, kInteger, kIntegerList, kWrappedInteger };
+  enum class Kind : uint8_t {
+    kTensor,
+    kTensorList,
+    kOptionalTensorList,
+    kInteger,
+    kIntegerList,
+    kWrappedInteger
+  };
   Kind kind = Kind::kTensor;
   uint16_t position = 0;
-  std::vector<uint32_t> locals;      // kNoLocal = None
+  std::vector<uint32_t> locals;  // kNoLocal = None
   std::vector<IntSource> integers;
 };
 
@@ -46,16 +55,16 @@ struct PreparedNode {
   explicit PreparedNode(c10::OperatorHandle op) : handle(op) {}
   Thunk thunk = nullptr;
   c10::OperatorHandle handle;
-  std::vector<c10::IValue> stack;       // constants and defaults by position; patched positions are None
-  std::vector<ArgPatch> patches;        // by position
-  std::vector<uint32_t> outputs;        // locals; kNoLocal = dropped
-  std::vector<uint32_t> releases;       // locals dead after this node
-  uint32_t index = 0;                   // in the template
+  std::vector<c10::IValue> stack;  // constants and defaults by position; patched positions are None
+  std::vector<ArgPatch> patches;   // by position
+  std::vector<uint32_t> outputs;   // locals; kNoLocal = dropped
+  std::vector<uint32_t> releases;  // locals dead after this node
+  uint32_t index = 0;              // in the template
   bool returns_list = false;
   bool writes_static = false;
   // For thunks.
   uint32_t in[2] = {kNoLocal, kNoLocal};
-  at::Tensor constant;                  // stands for in[1] where that is kNoLocal
+  at::Tensor constant;  // stands for in[1] where that is kNoLocal
   c10::Scalar scalar;
   std::vector<IntSource> numbers;
   std::vector<int64_t> numbers_constant;  // filled when none of `numbers` is symbolic
@@ -65,14 +74,14 @@ struct PreparedNode {
 struct External {
   enum class Kind : uint8_t { kCrossing, kDynamic, kStatic, kConstant, kHoisted };
   Kind kind = Kind::kCrossing;
-  uint32_t index = 0;                   // crossing index, dynamic / static position, constant, hoisted view
+  uint32_t index = 0;  // crossing index, dynamic / static position, constant, hoisted view
   uint32_t local = 0;
 };
 struct Export {
   uint32_t value = 0;
   uint32_t local = 0;
   uint32_t crossing = graph::kNoIndex;
-  std::vector<uint32_t> results;        // positions
+  std::vector<uint32_t> results;  // positions
 };
 struct PreparedGroup {
   std::vector<External> externals;
@@ -83,13 +92,15 @@ struct PreparedGroup {
 // A view of static inputs and constants: computed once per binding and domain.
 struct HoistedView {
   PreparedNode node;
-  External source;                      // kStatic, kConstant or an earlier kHoisted; loaded as local 0; result is local 1
+  External
+      source;  // kStatic, kConstant or an earlier kHoisted; loaded as local 0; result is local 1
 };
 
 class Program {
  public:
   // Errors: OP_NOT_ALLOWED (names all offenders), GRAPH (says which node and argument).
-  static Result<std::shared_ptr<const Program>> Prepare(std::shared_ptr<const graph::Template> source);
+  static Result<std::shared_ptr<const Program>> Prepare(
+      std::shared_ptr<const graph::Template> source);
 
   const graph::Template& source() const { return *source_; }
   const std::vector<PreparedGroup>& groups() const { return groups_; }

@@ -3,7 +3,9 @@
 namespace slice::executor {
 
 ReportSink::ReportSink(Mapping ring_memory, size_t capacity_bytes, Fd engine_event)
-    : memory_(std::move(ring_memory)), ring_(memory_.data(), capacity_bytes), engine_event_(std::move(engine_event)) {}
+    : memory_(std::move(ring_memory)),
+      ring_(memory_.data(), capacity_bytes),
+      engine_event_(std::move(engine_event)) {}
 
 void ReportSink::PushBytes(uint32_t type, std::span<const std::byte> payload, bool wake) {
   const std::lock_guard lock(mutex_);
@@ -29,7 +31,8 @@ bool ReportSink::Flush() {
 }
 
 bool ReportSink::FlushLocked() {
-  while (!waiting_.empty() && ring_.Push(waiting_.front().first, waiting_.front().second)) waiting_.pop_front();
+  while (!waiting_.empty() && ring_.Push(waiting_.front().first, waiting_.front().second))
+    waiting_.pop_front();
   return !waiting_.empty();
 }
 

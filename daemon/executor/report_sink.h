@@ -1,5 +1,5 @@
-// The executor's end of the report ring. Never blocks: what does not fit waits in private memory and goes first.
-// Threads: any.
+// The executor's end of the report ring. Never blocks: what does not fit waits in private memory
+// and goes first. Threads: any.
 #pragma once
 
 #include <cstddef>

@@ -36,7 +36,8 @@ Result<std::vector<int64_t>> BindSymbols(const graph::Template& source, const Ru
     values.push_back(given != options.symbols.end() ? given->second : symbol.min());
   }
   if (used != options.symbols.size()) {
-    return Error(StatusCode::kInvalid, "a symbol was given that the template does not have; it has %zu", values.size());
+    return Error(StatusCode::kInvalid,
+                 "a symbol was given that the template does not have; it has %zu", values.size());
   }
   return values;
 }
@@ -54,20 +55,23 @@ void Print(const RunOptions& options, const LocalRun& run, const std::vector<int
   const graph::Template& source = run.source();
   int64_t total = 0;
   for (const int64_t ns : medians) total += ns;
-  if (options.json) std::printf("{\"total_ns\": %lld, \"groups\": [", static_cast<long long>(total));
+  if (options.json)
+    std::printf("{\"total_ns\": %lld, \"groups\": [", static_cast<long long>(total));
   for (size_t g = 0; g < medians.size(); ++g) {
     const std::string& name = source.groups()[g].name;
     if (options.json) {
       std::printf("%s{\"name\": %s, \"ns\": %lld}", g == 0 ? "" : ", ", Quoted(name).c_str(),
                   static_cast<long long>(medians[g]));
     } else {
-      std::printf("group %3zu %12lld ns  %s\n", g, static_cast<long long>(medians[g]), name.c_str());
+      std::printf("group %3zu %12lld ns  %s\n", g, static_cast<long long>(medians[g]),
+                  name.c_str());
     }
   }
   if (options.json) std::printf("], \"results\": [");
   for (size_t r = 0; r < source.results().size(); ++r) {
     const std::span<const std::byte> bytes = run.result(r);
-    const uint64_t hash = graph::ContentHash({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    const uint64_t hash =
+        graph::ContentHash({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
     double sum = 0;
     const bool is_float = source.values()[source.results()[r]].dtype == proto::FLOAT32;
     for (size_t at = 0; is_float && at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
@@ -77,7 +81,8 @@ void Print(const RunOptions& options, const LocalRun& run, const std::vector<int
     }
     std::printf(options.json ? "%s{\"bytes\": %zu, \"checksum\": \"%016llx\", \"sum\": %.9g}"
                              : "%sresult %zu bytes, checksum %016llx, sum %.9g\n",
-                options.json && r > 0 ? ", " : "", bytes.size(), static_cast<unsigned long long>(hash), sum);
+                options.json && r > 0 ? ", " : "", bytes.size(),
+                static_cast<unsigned long long>(hash), sum);
   }
   if (options.json) {
     std::printf("]}\n");
@@ -90,12 +95,14 @@ void Print(const RunOptions& options, const LocalRun& run, const std::vector<int
 
 Status RunTemplate(const RunOptions& options) {
   SLICE_ASSIGN_OR_RETURN(const std::string bytes, ReadTemplate(options.path));
-  SLICE_ASSIGN_OR_RETURN(const std::shared_ptr<const graph::Template> source, graph::Template::Parse(bytes));
+  SLICE_ASSIGN_OR_RETURN(const std::shared_ptr<const graph::Template> source,
+                         graph::Template::Parse(bytes));
   SLICE_ASSIGN_OR_RETURN(std::vector<int64_t> symbols, BindSymbols(*source, options));
   const std::unique_ptr<DeviceBackend> backend = CreateCpuBackend();
   SLICE_RETURN_IF_ERROR(backend->OpenDomain(LocalRun::kDomain, 0, options.pool_bytes));
   SLICE_ASSIGN_OR_RETURN(const std::unique_ptr<LocalRun> run,
-                         LocalRun::Create(backend.get(), source, std::move(symbols), options.seed, options.pool_bytes));
+                         LocalRun::Create(backend.get(), source, std::move(symbols), options.seed,
+                                          options.pool_bytes));
   std::vector<std::vector<int64_t>> times(source->groups().size());
   for (int i = 0; i < std::max(options.repeat, 1); ++i) {
     std::vector<int64_t> group_ns;
@@ -105,7 +112,8 @@ Status RunTemplate(const RunOptions& options) {
   }
   std::vector<int64_t> medians;
   for (std::vector<int64_t>& list : times) {
-    std::nth_element(list.begin(), list.begin() + static_cast<ptrdiff_t>(list.size() / 2), list.end());
+    std::nth_element(list.begin(), list.begin() + static_cast<ptrdiff_t>(list.size() / 2),
+                     list.end());
     medians.push_back(list[list.size() / 2]);
   }
   Print(options, *run, medians);

@@ -1,4 +1,5 @@
-// `slice-executor --run`: one template with random inputs, no daemon, no device threads. For tests and bug reports.
+// `slice-executor --run`: one template with random inputs, no daemon, no device threads. For tests
+// and bug reports.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 namespace slice::executor {
 
 struct RunOptions {
-  std::string path;                          // binary, or text when it ends in .textproto
-  std::map<std::string, int64_t> symbols;    // those not given take their minimum
+  std::string path;                        // binary, or text when it ends in .textproto
+  std::map<std::string, int64_t> symbols;  // those not given take their minimum
   int repeat = 1;
   uint64_t seed = 0;
   bool json = false;

@@ -19,8 +19,8 @@ namespace {
 // A set of thousands of tensors is one message.
 constexpr int kSocketBytes = 4 << 20;
 
-Status Dispatch(Executor* executor, const proto::ExecutorRequest& request, std::vector<Fd>* fds, bool* is_set_up,
-                proto::ExecutorAck* ack) {
+Status Dispatch(Executor* executor, const proto::ExecutorRequest& request, std::vector<Fd>* fds,
+                bool* is_set_up, proto::ExecutorAck* ack) {
   using Kind = proto::ExecutorRequest::KindCase;
   if (!*is_set_up && request.kind_case() != Kind::kSetup) {
     return Error(StatusCode::kProtocol, "the first request must be setup");
@@ -31,18 +31,27 @@ Status Dispatch(Executor* executor, const proto::ExecutorRequest& request, std::
       *is_set_up |= status.ok();
       return status;
     }
-    case Kind::kAddTemplate: return executor->AddTemplate(request.add_template(), *fds);
-    case Kind::kDropTemplate: return executor->DropTemplate(request.drop_template());
-    case Kind::kAddSet: return executor->AddSet(request.add_set(), fds);
-    case Kind::kDropSet: return executor->DropSet(request.drop_set());
-    case Kind::kAddTenant: return executor->AddTenant(request.add_tenant(), *fds);
-    case Kind::kDropTenant: return executor->DropTenant(request.drop_tenant());
-    case Kind::kAddBinding: return executor->AddBinding(request.add_binding());
-    case Kind::kDropBinding: return executor->DropBinding(request.drop_binding());
+    case Kind::kAddTemplate:
+      return executor->AddTemplate(request.add_template(), *fds);
+    case Kind::kDropTemplate:
+      return executor->DropTemplate(request.drop_template());
+    case Kind::kAddSet:
+      return executor->AddSet(request.add_set(), fds);
+    case Kind::kDropSet:
+      return executor->DropSet(request.drop_set());
+    case Kind::kAddTenant:
+      return executor->AddTenant(request.add_tenant(), *fds);
+    case Kind::kDropTenant:
+      return executor->DropTenant(request.drop_tenant());
+    case Kind::kAddBinding:
+      return executor->AddBinding(request.add_binding());
+    case Kind::kDropBinding:
+      return executor->DropBinding(request.drop_binding());
     case Kind::kDescribe:
       executor->Describe(ack);
       return Status::Ok();
-    default: return Error(StatusCode::kProtocol, "request of unknown kind");
+    default:
+      return Error(StatusCode::kProtocol, "request of unknown kind");
   }
 }
 

@@ -15,10 +15,12 @@ Result<bool> ReceiveMessage(const Fd& socket, SocketMessage* message) {
     length = ::recv(socket.get(), nullptr, 0, MSG_PEEK | MSG_TRUNC);
   } while (length < 0 && errno == EINTR);
   if (length < 0 && errno == ECONNRESET) return false;
-  if (length < 0) return ErrnoError(StatusCode::kInternal, errno, "receiving from the control socket");
+  if (length < 0)
+    return ErrnoError(StatusCode::kInternal, errno, "receiving from the control socket");
   if (length == 0) return false;
   if (static_cast<size_t>(length) > kMessageBytesMax) {
-    return Error(StatusCode::kProtocol, "message of %zd bytes, the limit is %zu", length, kMessageBytesMax);
+    return Error(StatusCode::kProtocol, "message of %zd bytes, the limit is %zu", length,
+                 kMessageBytesMax);
   }
   message->bytes.resize(static_cast<size_t>(length));
   iovec part{message->bytes.data(), message->bytes.size()};
@@ -31,7 +33,8 @@ Result<bool> ReceiveMessage(const Fd& socket, SocketMessage* message) {
   do {
     length = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC);
   } while (length < 0 && errno == EINTR);
-  if (length < 0) return ErrnoError(StatusCode::kInternal, errno, "receiving from the control socket");
+  if (length < 0)
+    return ErrnoError(StatusCode::kInternal, errno, "receiving from the control socket");
   if (length == 0) return false;
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
@@ -49,7 +52,8 @@ Result<bool> ReceiveMessage(const Fd& socket, SocketMessage* message) {
 }
 
 Status SendMessage(const Fd& socket, const std::string& bytes, std::span<const int> fds) {
-  if (fds.size() > kMessageFdsMax) return Error(StatusCode::kInternal, "%zu descriptors in a message", fds.size());
+  if (fds.size() > kMessageFdsMax)
+    return Error(StatusCode::kInternal, "%zu descriptors in a message", fds.size());
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMessageFdsMax)] = {};
   msghdr header{};
@@ -68,7 +72,9 @@ Status SendMessage(const Fd& socket, const std::string& bytes, std::span<const i
   do {
     sent = ::sendmsg(socket.get(), &header, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  if (sent < 0) return ErrnoError(StatusCode::kInternal, errno, "sending %zu bytes on the control socket", bytes.size());
+  if (sent < 0)
+    return ErrnoError(StatusCode::kInternal, errno, "sending %zu bytes on the control socket",
+                      bytes.size());
   return Status::Ok();
 }
 

@@ -15,10 +15,11 @@ inline constexpr size_t kMessageFdsMax = 128;
 
 struct SocketMessage {
   std::string bytes;
-  std::vector<Fd> fds;   // close-on-exec
+  std::vector<Fd> fds;  // close-on-exec
 };
 
-// Blocks. False = the other side closed. Errors: PROTOCOL (too long, control data cut), INTERNAL (socket).
+// Blocks. False = the other side closed. Errors: PROTOCOL (too long, control data cut), INTERNAL
+// (socket).
 Result<bool> ReceiveMessage(const Fd& socket, SocketMessage* message);
 // Blocks. Errors: INTERNAL.
 Status SendMessage(const Fd& socket, const std::string& bytes, std::span<const int> fds = {});

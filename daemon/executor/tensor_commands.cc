@@ -13,10 +13,12 @@ namespace slice::executor {
 namespace {
 
 // The whole tensor, dense, in the tenant's arena.
-Result<at::Tensor> ArenaTensor(const wire::TensorCommandRun& command, const at::Tensor& like, TenantMemory* tenant) {
+Result<at::Tensor> ArenaTensor(const wire::TensorCommandRun& command, const at::Tensor& like,
+                               TenantMemory* tenant) {
   if (command.arena_bytes != like.nbytes() || command.arena_offset % like.element_size() != 0 ||
       !RangeFits(command.arena_offset, command.arena_bytes, tenant->arena_bytes)) {
-    return Error(StatusCode::kBounds, "arena slot at %llu of %llu bytes for a tensor of %zu, the arena has %llu",
+    return Error(StatusCode::kBounds,
+                 "arena slot at %llu of %llu bytes for a tensor of %zu, the arena has %llu",
                  static_cast<unsigned long long>(command.arena_offset),
                  static_cast<unsigned long long>(command.arena_bytes), like.nbytes(),
                  static_cast<unsigned long long>(tenant->arena_bytes));
@@ -27,10 +29,12 @@ Result<at::Tensor> ArenaTensor(const wire::TensorCommandRun& command, const at::
     strides[static_cast<size_t>(d)] = stride;
     stride *= std::max<int64_t>(like.size(d), 1);
   }
-  return WrapMemory(tenant->arena.data() + command.arena_offset, like.sizes(), strides, like.scalar_type());
+  return WrapMemory(tenant->arena.data() + command.arena_offset, like.sizes(), strides,
+                    like.scalar_type());
 }
 
-Status Apply(const wire::TensorCommandRun& command, const at::Tensor& tensor, TenantMemory* tenant) {
+Status Apply(const wire::TensorCommandRun& command, const at::Tensor& tensor,
+             TenantMemory* tenant) {
   switch (command.kind) {
     case wire::kTensorReset:
       tensor.zero_();
@@ -70,15 +74,16 @@ Status Apply(const wire::TensorCommandRun& command, const at::Tensor& tensor, Te
 
 }  // namespace
 
-Status ApplyTensorCommand(const wire::TensorCommandRun& command, TensorSet* set, TenantMemory* tenant) {
+Status ApplyTensorCommand(const wire::TensorCommandRun& command, TensorSet* set,
+                          TenantMemory* tenant) {
   if (set->tenant() != tenant->id || command.tensor >= set->tensor_count()) {
-    return Error(StatusCode::kInvalid, "tensor %u of set %u (%zu tensors) for tenant %u", command.tensor, set->id(),
-                 set->tensor_count(), tenant->id);
+    return Error(StatusCode::kInvalid, "tensor %u of set %u (%zu tensors) for tenant %u",
+                 command.tensor, set->id(), set->tensor_count(), tenant->id);
   }
   const bool writes = command.kind != wire::kTensorRead;
   if (set->Storage(command.domain, command.tensor, writes) == nullptr) {
-    return Error(StatusCode::kInvalid, "set %u is not mapped%s in domain %u", set->id(), writes ? " writable" : "",
-                 command.domain);
+    return Error(StatusCode::kInvalid, "set %u is not mapped%s in domain %u", set->id(),
+                 writes ? " writable" : "", command.domain);
   }
   try {
     return Apply(command, set->Get(command.domain, command.tensor), tenant);

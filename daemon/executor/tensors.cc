@@ -8,25 +8,41 @@ namespace slice::executor {
 
 std::optional<c10::ScalarType> ToScalarType(proto::DType dtype) {
   switch (dtype) {
-    case proto::FLOAT32: return at::kFloat;
-    case proto::FLOAT64: return at::kDouble;
-    case proto::FLOAT16: return at::kHalf;
-    case proto::BFLOAT16: return at::kBFloat16;
-    case proto::INT64: return at::kLong;
-    case proto::INT32: return at::kInt;
-    case proto::INT16: return at::kShort;
-    case proto::INT8: return at::kChar;
-    case proto::UINT8: return at::kByte;
-    case proto::BOOL: return at::kBool;
-    case proto::COMPLEX64: return at::kComplexFloat;
-    case proto::COMPLEX128: return at::kComplexDouble;
-    case proto::FLOAT8_E4M3FN: return at::kFloat8_e4m3fn;
-    case proto::FLOAT8_E5M2: return at::kFloat8_e5m2;
-    default: return std::nullopt;
+    case proto::FLOAT32:
+      return at::kFloat;
+    case proto::FLOAT64:
+      return at::kDouble;
+    case proto::FLOAT16:
+      return at::kHalf;
+    case proto::BFLOAT16:
+      return at::kBFloat16;
+    case proto::INT64:
+      return at::kLong;
+    case proto::INT32:
+      return at::kInt;
+    case proto::INT16:
+      return at::kShort;
+    case proto::INT8:
+      return at::kChar;
+    case proto::UINT8:
+      return at::kByte;
+    case proto::BOOL:
+      return at::kBool;
+    case proto::COMPLEX64:
+      return at::kComplexFloat;
+    case proto::COMPLEX128:
+      return at::kComplexDouble;
+    case proto::FLOAT8_E4M3FN:
+      return at::kFloat8_e4m3fn;
+    case proto::FLOAT8_E5M2:
+      return at::kFloat8_e5m2;
+    default:
+      return std::nullopt;
   }
 }
 
-Result<int64_t> ExtentBytes(std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t item_bytes) {
+Result<int64_t> ExtentBytes(std::span<const int64_t> sizes, std::span<const int64_t> strides,
+                            int64_t item_bytes) {
   if (sizes.size() != strides.size()) {
     return Error(StatusCode::kInvalid, "%zu sizes but %zu strides", sizes.size(), strides.size());
   }
@@ -43,7 +59,8 @@ Result<int64_t> ExtentBytes(std::span<const int64_t> sizes, std::span<const int6
       continue;
     }
     if (!CheckedMul(sizes[d] - 1, strides[d], &span) || !CheckedAdd(extent, span, &extent)) {
-      return Error(StatusCode::kOverflow, "dimension %zu: size %lld times stride %lld does not fit in 63 bits", d,
+      return Error(StatusCode::kOverflow,
+                   "dimension %zu: size %lld times stride %lld does not fit in 63 bits", d,
                    static_cast<long long>(sizes[d]), static_cast<long long>(strides[d]));
     }
   }
@@ -63,8 +80,8 @@ int64_t ExtentBytes(const at::Tensor& tensor) {
   return extent * static_cast<int64_t>(tensor.element_size());
 }
 
-at::Tensor WrapMemory(void* address, std::span<const int64_t> sizes, std::span<const int64_t> strides,
-                      c10::ScalarType dtype) {
+at::Tensor WrapMemory(void* address, std::span<const int64_t> sizes,
+                      std::span<const int64_t> strides, c10::ScalarType dtype) {
   return at::for_blob(address, at::IntArrayRef(sizes.data(), sizes.size()))
       .strides(at::IntArrayRef(strides.data(), strides.size()))
       .options(at::TensorOptions(dtype))

@@ -15,16 +15,19 @@ namespace slice::executor {
 
 std::optional<c10::ScalarType> ToScalarType(proto::DType dtype);
 
-// Bytes from a tensor's first element to the end of its last: item * (1 + sum (size-1)*stride); 0 if empty.
-// Errors: OVERFLOW.
-Result<int64_t> ExtentBytes(std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t item_bytes);
+// Bytes from a tensor's first element to the end of its last: item * (1 + sum (size-1)*stride); 0
+// if empty. Errors: OVERFLOW.
+Result<int64_t> ExtentBytes(std::span<const int64_t> sizes, std::span<const int64_t> strides,
+                            int64_t item_bytes);
 int64_t ExtentBytes(const at::Tensor& tensor);
 
-// A view of memory that somebody else owns. The caller has checked that sizes and strides stay inside it.
-at::Tensor WrapMemory(void* address, std::span<const int64_t> sizes, std::span<const int64_t> strides,
-                      c10::ScalarType dtype);
+// A view of memory that somebody else owns. The caller has checked that sizes and strides stay
+// inside it.
+at::Tensor WrapMemory(void* address, std::span<const int64_t> sizes,
+                      std::span<const int64_t> strides, c10::ScalarType dtype);
 
-// destination.copy_(source), also where dimensions of the destination repeat one element (stride 0).
+// destination.copy_(source), also where dimensions of the destination repeat one element (stride
+// 0).
 void CopyInto(const at::Tensor& destination, const at::Tensor& source);
 
 }  // namespace slice::executor

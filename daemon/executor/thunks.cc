@@ -1,5 +1,5 @@
-// Typed fast paths for the views and elementwise operators that make up most of a model's calls. A boxed call costs
-// 50-100 ns more; views are half of a decoder layer's nodes.
+// Typed fast paths for the views and elementwise operators that make up most of a model's calls. A
+// boxed call costs 50-100 ns more; views are half of a decoder layer's nodes.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -13,7 +13,9 @@ namespace {
 
 constexpr size_t kNumbersMax = 16;
 
-const at::Tensor& First(const PreparedNode& node, c10::IValue* locals) { return locals[node.in[0]].toTensor(); }
+const at::Tensor& First(const PreparedNode& node, c10::IValue* locals) {
+  return locals[node.in[0]].toTensor();
+}
 const at::Tensor& Second(const PreparedNode& node, c10::IValue* locals) {
   return node.in[1] == kNoLocal ? node.constant : locals[node.in[1]].toTensor();
 }
@@ -21,8 +23,9 @@ int64_t Number(const PreparedNode& node, size_t index, const int64_t* integers) 
   return node.numbers[index].Get(integers);
 }
 
-// The list argument; `scratch` holds it when it is symbolic. Large negative numbers would be taken for pointers by
-// the unchecked conversion: constants are checked when the node is prepared, symbolic ones here.
+// The list argument; `scratch` holds it when it is symbolic. Large negative numbers would be taken
+// for pointers by the unchecked conversion: constants are checked when the node is prepared,
+// symbolic ones here.
 c10::SymIntArrayRef Numbers(const PreparedNode& node, const int64_t* integers,
                             std::array<int64_t, kNumbersMax>* scratch) {
   if (node.numbers_constant.size() == node.numbers.size()) {
@@ -38,17 +41,17 @@ void Put(const PreparedNode& node, c10::IValue* locals, at::Tensor&& result) {
 
 void View(const PreparedNode& node, const int64_t* integers, c10::IValue* locals) {
   std::array<int64_t, kNumbersMax> scratch;
-  Put(node, locals,
-      at::_ops::view::call(First(node, locals), Numbers(node, integers, &scratch)));
+  Put(node, locals, at::_ops::view::call(First(node, locals), Numbers(node, integers, &scratch)));
 }
 void UnsafeView(const PreparedNode& node, const int64_t* integers, c10::IValue* locals) {
   std::array<int64_t, kNumbersMax> scratch;
-  Put(node, locals, at::_ops::_unsafe_view::call(First(node, locals),
-                                                 Numbers(node, integers, &scratch)));
+  Put(node, locals,
+      at::_ops::_unsafe_view::call(First(node, locals), Numbers(node, integers, &scratch)));
 }
 void Transpose(const PreparedNode& node, const int64_t* integers, c10::IValue* locals) {
-  Put(node, locals, at::_ops::transpose_int::call(First(node, locals), Number(node, 0, integers),
-                                                  Number(node, 1, integers)));
+  Put(node, locals,
+      at::_ops::transpose_int::call(First(node, locals), Number(node, 0, integers),
+                                    Number(node, 1, integers)));
 }
 void T(const PreparedNode& node, const int64_t*, c10::IValue* locals) {
   Put(node, locals, at::_ops::t::call(First(node, locals)));
@@ -58,15 +61,14 @@ void Unsqueeze(const PreparedNode& node, const int64_t* integers, c10::IValue* l
 }
 void Slice(const PreparedNode& node, const int64_t* integers, c10::IValue* locals) {
   Put(node, locals,
-      at::_ops::slice_Tensor::call(First(node, locals), Number(node, 0, integers),
-                                   c10::SymInt(Number(node, 1, integers)), c10::SymInt(Number(node, 2, integers)),
-                                   c10::SymInt(Number(node, 3, integers))));
+      at::_ops::slice_Tensor::call(
+          First(node, locals), Number(node, 0, integers), c10::SymInt(Number(node, 1, integers)),
+          c10::SymInt(Number(node, 2, integers)), c10::SymInt(Number(node, 3, integers))));
 }
 void Expand(const PreparedNode& node, const int64_t* integers, c10::IValue* locals) {
   std::array<int64_t, kNumbersMax> scratch;
   Put(node, locals,
-      at::_ops::expand::call(First(node, locals), Numbers(node, integers, &scratch),
-                             false));
+      at::_ops::expand::call(First(node, locals), Numbers(node, integers, &scratch), false));
 }
 void MatrixMultiply(const PreparedNode& node, const int64_t*, c10::IValue* locals) {
   Put(node, locals, at::_ops::mm::call(First(node, locals), Second(node, locals)));
@@ -75,14 +77,15 @@ void Multiply(const PreparedNode& node, const int64_t*, c10::IValue* locals) {
   Put(node, locals, at::_ops::mul_Tensor::call(First(node, locals), Second(node, locals)));
 }
 void Add(const PreparedNode& node, const int64_t*, c10::IValue* locals) {
-  Put(node, locals, at::_ops::add_Tensor::call(First(node, locals), Second(node, locals), node.scalar));
+  Put(node, locals,
+      at::_ops::add_Tensor::call(First(node, locals), Second(node, locals), node.scalar));
 }
 
 struct Form {
   Thunk thunk;
-  int tensors;            // leading tensor arguments
-  bool list;              // then one list of integers
-  int integers;           // or this many integers
+  int tensors;   // leading tensor arguments
+  bool list;     // then one list of integers
+  int integers;  // or this many integers
 };
 const std::unordered_map<std::string, Form>& Forms() {
   static const std::unordered_map<std::string, Form> forms = {
@@ -122,7 +125,8 @@ bool ReadInteger(PreparedNode* node, size_t position, int64_t none) {
 
 bool ReadList(PreparedNode* node, size_t position) {
   if (const ArgPatch* patch = PatchAt(*node, position)) {
-    if (patch->kind != ArgPatch::Kind::kIntegerList || patch->integers.size() > kNumbersMax) return false;
+    if (patch->kind != ArgPatch::Kind::kIntegerList || patch->integers.size() > kNumbersMax)
+      return false;
     node->numbers = patch->integers;
     return true;
   }

@@ -27,10 +27,14 @@
 namespace slice::executor {
 namespace {
 
-// One kernel thread per device thread; caches of oneDNN and MKL bounded (500 shapes would hold 280 MB).
+// One kernel thread per device thread; caches of oneDNN and MKL bounded (500 shapes would hold 280
+// MB).
 constexpr std::pair<const char*, const char*> kSettings[] = {
-    {"OMP_NUM_THREADS", "1"},        {"MKL_NUM_THREADS", "1"},  {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"},
-    {"LRU_CACHE_CAPACITY", "64"},    {"MKL_DISABLE_FAST_MM", "1"},
+    {"OMP_NUM_THREADS", "1"},
+    {"MKL_NUM_THREADS", "1"},
+    {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"},
+    {"LRU_CACHE_CAPACITY", "64"},
+    {"MKL_DISABLE_FAST_MM", "1"},
 };
 
 class SilentWarnings final : public c10::WarningHandler {
@@ -38,7 +42,8 @@ class SilentWarnings final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// First calls load kernels and build tables: done once here, shared by every executor that is forked.
+// First calls load kernels and build tables: done once here, shared by every executor that is
+// forked.
 void Warm() {
   const c10::InferenceMode inference;
   const at::Tensor a = at::ones({64, 64});
@@ -73,7 +78,8 @@ void PrepareEnvironment(char** argv) {
     changed = true;
   }
   if (!changed) return;
-  if (std::getenv("SLICE_EXECUTOR_RESTARTED") != nullptr) return;  // something resets the environment: go on without
+  if (std::getenv("SLICE_EXECUTOR_RESTARTED") != nullptr)
+    return;  // something resets the environment: go on without
   ::setenv("SLICE_EXECUTOR_RESTARTED", "1", 1);
   ::execv("/proc/self/exe", argv);
 }
@@ -96,7 +102,8 @@ int RunZygote(int control_fd) {
   Fd socket(control_fd);
   Warm();
   const wire::ZygoteHello hello{wire::kZygoteVersion, wire::kExecutorRingVersion};
-  if (!SendMessage(socket, std::string(reinterpret_cast<const char*>(&hello), sizeof hello)).ok()) return 1;
+  if (!SendMessage(socket, std::string(reinterpret_cast<const char*>(&hello), sizeof hello)).ok())
+    return 1;
   SocketMessage message;
   for (;;) {
     const Result<bool> received = ReceiveMessage(socket, &message);
@@ -105,8 +112,10 @@ int RunZygote(int control_fd) {
       return 1;
     }
     if (!*received) return 0;
-    if (message.bytes.size() != 1 || message.bytes[0] != wire::kZygoteFork || message.fds.size() != 1) {
-      SLICE_LOG_ERROR("zygote", "request of %zu bytes with %zu descriptors", message.bytes.size(), message.fds.size());
+    if (message.bytes.size() != 1 || message.bytes[0] != wire::kZygoteFork ||
+        message.fds.size() != 1) {
+      SLICE_LOG_ERROR("zygote", "request of %zu bytes with %zu descriptors", message.bytes.size(),
+                      message.fds.size());
       return 1;
     }
     int pidfd = -1;
@@ -119,8 +128,9 @@ int RunZygote(int control_fd) {
     message.fds.clear();
     const Fd child(pidfd);
     const int fds[] = {child.get()};
-    const Status sent = SendMessage(socket, std::string(reinterpret_cast<const char*>(&reply), sizeof reply),
-                                    pid < 0 ? std::span<const int>() : std::span<const int>(fds));
+    const Status sent =
+        SendMessage(socket, std::string(reinterpret_cast<const char*>(&reply), sizeof reply),
+                    pid < 0 ? std::span<const int>() : std::span<const int>(fds));
     if (!sent.ok()) return 1;
   }
 }

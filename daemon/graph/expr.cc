@@ -1,6 +1,8 @@
-// Size expressions: compiled from tenant-written trees to postfix code, evaluated with overflow checks.
+// Size expressions: compiled from tenant-written trees to postfix code, evaluated with overflow
+// checks.
 //
-// An error inside a branch that WHERE does not take is not an error: every stack slot carries its own failure.
+// An error inside a branch that WHERE does not take is not an error: every stack slot carries its
+// own failure.
 #include <algorithm>
 #include <array>
 
@@ -99,32 +101,62 @@ Cell Binary(proto::Expr::Kind kind, int64_t a, int64_t b) {
   int64_t remainder = 0;
   bool fits = true;
   switch (kind) {
-    case proto::Expr::ADD: fits = CheckedAdd(a, b, &cell.value); break;
-    case proto::Expr::MUL: fits = CheckedMul(a, b, &cell.value); break;
-    case proto::Expr::MAX: cell.value = std::max(a, b); break;
-    case proto::Expr::MIN: cell.value = std::min(a, b); break;
-    case proto::Expr::AND: cell.value = (a != 0 && b != 0) ? 1 : 0; break;
-    case proto::Expr::OR: cell.value = (a != 0 || b != 0) ? 1 : 0; break;
-    case proto::Expr::EQ: cell.value = a == b ? 1 : 0; break;
-    case proto::Expr::NE: cell.value = a != b ? 1 : 0; break;
-    case proto::Expr::LT: cell.value = a < b ? 1 : 0; break;
-    case proto::Expr::LE: cell.value = a <= b ? 1 : 0; break;
-    case proto::Expr::GT: cell.value = a > b ? 1 : 0; break;
-    case proto::Expr::GE: cell.value = a >= b ? 1 : 0; break;
-    case proto::Expr::FLOOR_DIV: return FloorDivide(a, b, &remainder);
+    case proto::Expr::ADD:
+      fits = CheckedAdd(a, b, &cell.value);
+      break;
+    case proto::Expr::MUL:
+      fits = CheckedMul(a, b, &cell.value);
+      break;
+    case proto::Expr::MAX:
+      cell.value = std::max(a, b);
+      break;
+    case proto::Expr::MIN:
+      cell.value = std::min(a, b);
+      break;
+    case proto::Expr::AND:
+      cell.value = (a != 0 && b != 0) ? 1 : 0;
+      break;
+    case proto::Expr::OR:
+      cell.value = (a != 0 || b != 0) ? 1 : 0;
+      break;
+    case proto::Expr::EQ:
+      cell.value = a == b ? 1 : 0;
+      break;
+    case proto::Expr::NE:
+      cell.value = a != b ? 1 : 0;
+      break;
+    case proto::Expr::LT:
+      cell.value = a < b ? 1 : 0;
+      break;
+    case proto::Expr::LE:
+      cell.value = a <= b ? 1 : 0;
+      break;
+    case proto::Expr::GT:
+      cell.value = a > b ? 1 : 0;
+      break;
+    case proto::Expr::GE:
+      cell.value = a >= b ? 1 : 0;
+      break;
+    case proto::Expr::FLOOR_DIV:
+      return FloorDivide(a, b, &remainder);
     case proto::Expr::CEIL_DIV:
       cell = FloorDivide(a, b, &remainder);
-      if (cell.failure == Failure::kNone && remainder != 0) fits = CheckedAdd(cell.value, 1, &cell.value);
+      if (cell.failure == Failure::kNone && remainder != 0)
+        fits = CheckedAdd(cell.value, 1, &cell.value);
       break;
     case proto::Expr::MOD:
       if (b == -1) return {0, Failure::kNone};
       cell = FloorDivide(a, b, &remainder);
       cell.value = remainder;
       return cell;
-    case proto::Expr::POW: return Power(a, b);
-    case proto::Expr::SHIFT_LEFT: return ShiftLeft(a, b);
-    case proto::Expr::SHIFT_RIGHT: return ShiftRight(a, b);
-    default: fits = false;
+    case proto::Expr::POW:
+      return Power(a, b);
+    case proto::Expr::SHIFT_LEFT:
+      return ShiftLeft(a, b);
+    case proto::Expr::SHIFT_RIGHT:
+      return ShiftRight(a, b);
+    default:
+      fits = false;
   }
   if (!fits) cell.failure = Failure::kArithmetic;
   return cell;
@@ -140,7 +172,8 @@ void Apply(proto::Expr::Kind kind, Cell* cells, uint32_t count) {
     cells[0].value = cells[0].value == 0 ? 1 : 0;
     return;
   }
-  if (kind == proto::Expr::AND || kind == proto::Expr::OR) cells[0].value = cells[0].value != 0 ? 1 : 0;
+  if (kind == proto::Expr::AND || kind == proto::Expr::OR)
+    cells[0].value = cells[0].value != 0 ? 1 : 0;
   for (uint32_t i = 1; i < count; ++i) {
     if (cells[0].failure != Failure::kNone) return;
     if (cells[i].failure != Failure::kNone) {
@@ -153,10 +186,11 @@ void Apply(proto::Expr::Kind kind, Cell* cells, uint32_t count) {
 
 }  // namespace
 
-Status ExprTable::Compile(const proto::Expr& expr, uint32_t symbol_count, const Limits& limits, uint32_t depth,
-                          uint32_t* node_count) {
+Status ExprTable::Compile(const proto::Expr& expr, uint32_t symbol_count, const Limits& limits,
+                          uint32_t depth, uint32_t* node_count) {
   if (depth > limits.expr_depth_max) {
-    return Error(StatusCode::kOverflow, "expression is deeper than %u levels", limits.expr_depth_max);
+    return Error(StatusCode::kOverflow, "expression is deeper than %u levels",
+                 limits.expr_depth_max);
   }
   const uint32_t nodes_max = std::min(limits.expr_nodes_max, kStackMax);
   if (++*node_count > nodes_max) {
@@ -168,7 +202,8 @@ Status ExprTable::Compile(const proto::Expr& expr, uint32_t symbol_count, const 
       return Status::Ok();
     case proto::Expr::kSymbol:
       if (expr.symbol() >= symbol_count) {
-        return Error(StatusCode::kGraph, "expression uses symbol %u, %u are declared", expr.symbol(), symbol_count);
+        return Error(StatusCode::kGraph, "expression uses symbol %u, %u are declared",
+                     expr.symbol(), symbol_count);
       }
       code_.push_back({kSymbolCode, 0, expr.symbol()});
       return Status::Ok();
@@ -176,7 +211,8 @@ Status ExprTable::Compile(const proto::Expr& expr, uint32_t symbol_count, const 
       const int arity = Arity(expr.call().kind());
       const int count = expr.call().args_size();
       if (arity == -2) {
-        return Error(StatusCode::kGraph, "expression has unknown kind %d", static_cast<int>(expr.call().kind()));
+        return Error(StatusCode::kGraph, "expression has unknown kind %d",
+                     static_cast<int>(expr.call().kind()));
       }
       if (arity == -1 ? count < 1 : count != arity) {
         return Error(StatusCode::kGraph, "expression kind %d has %d arguments, needs %s%d",
@@ -194,7 +230,8 @@ Status ExprTable::Compile(const proto::Expr& expr, uint32_t symbol_count, const 
   }
 }
 
-Result<ExprIndex> ExprTable::Add(const proto::Expr& expr, uint32_t symbol_count, const Limits& limits) {
+Result<ExprIndex> ExprTable::Add(const proto::Expr& expr, uint32_t symbol_count,
+                                 const Limits& limits) {
   const size_t begin = code_.size();
   uint32_t node_count = 0;
   Status status = Compile(expr, symbol_count, limits, 1, &node_count);
@@ -211,10 +248,12 @@ Result<ExprIndex> ExprTable::Add(const proto::Expr& expr, uint32_t symbol_count,
 }
 
 Result<int64_t> ExprTable::Evaluate(ExprIndex index, std::span<const int64_t> symbols) const {
-  if (index >= programs_.size()) return Error(StatusCode::kInternal, "expression %u does not exist", index);
+  if (index >= programs_.size())
+    return Error(StatusCode::kInternal, "expression %u does not exist", index);
   const Program program = programs_[index];
   const Instruction& first = code_[program.begin];
-  if (first.kind == kConstantCode && program.end - program.begin == 1) return int64_t{first.operand};
+  if (first.kind == kConstantCode && program.end - program.begin == 1)
+    return int64_t{first.operand};
   std::array<Cell, kStackMax> stack;
   uint32_t top = 0;
   for (uint32_t at = program.begin; at < program.end; ++at) {
@@ -224,8 +263,8 @@ Result<int64_t> ExprTable::Evaluate(ExprIndex index, std::span<const int64_t> sy
     } else if (instruction.kind == kSymbolCode) {
       const auto symbol = static_cast<size_t>(instruction.operand);
       if (symbol >= symbols.size()) {
-        return Error(StatusCode::kOverflow, "expression uses symbol %zu, %zu values were given", symbol,
-                     symbols.size());
+        return Error(StatusCode::kOverflow, "expression uses symbol %zu, %zu values were given",
+                     symbol, symbols.size());
       }
       stack[top++] = {symbols[symbol], Failure::kNone};
     } else {
@@ -235,10 +274,14 @@ Result<int64_t> ExprTable::Evaluate(ExprIndex index, std::span<const int64_t> sy
     }
   }
   switch (stack[0].failure) {
-    case Failure::kNone: return stack[0].value;
-    case Failure::kDivisionByZero: return Error(StatusCode::kOverflow, "division by zero in a size expression");
-    case Failure::kNegativeExponent: return Error(StatusCode::kOverflow, "negative exponent in a size expression");
-    default: return Error(StatusCode::kOverflow, "a size expression does not fit in 63 bits");
+    case Failure::kNone:
+      return stack[0].value;
+    case Failure::kDivisionByZero:
+      return Error(StatusCode::kOverflow, "division by zero in a size expression");
+    case Failure::kNegativeExponent:
+      return Error(StatusCode::kOverflow, "negative exponent in a size expression");
+    default:
+      return Error(StatusCode::kOverflow, "a size expression does not fit in 63 bits");
   }
 }
 

@@ -42,7 +42,8 @@ uint8_t ItemBytes(proto::DType dtype) {
 
 Result<int64_t> Template::ValueBytes(uint32_t value, std::span<const int64_t> symbols) const {
   if (value >= values_.size()) {
-    return Error(StatusCode::kGraph, "value %u does not exist, there are %zu", value, values_.size());
+    return Error(StatusCode::kGraph, "value %u does not exist, there are %zu", value,
+                 values_.size());
   }
   const ValueShape& shape = values_[value];
   if (shape.item_bytes == 0) return int64_t{0};
@@ -53,11 +54,12 @@ Result<int64_t> Template::ValueBytes(uint32_t value, std::span<const int64_t> sy
     const Result<int64_t> stride = expressions_.Evaluate(shape.strides[d], symbols);
     for (const Result<int64_t>* number : {&size, &stride}) {
       if (!number->ok()) {
-        return Error(StatusCode::kOverflow, "value %u, dimension %zu: %s", value, d, number->status().text().c_str());
+        return Error(StatusCode::kOverflow, "value %u, dimension %zu: %s", value, d,
+                     number->status().text().c_str());
       }
       if (**number < 0) {
-        return Error(StatusCode::kOverflow, "value %u, dimension %zu: %s is %lld, below 0", value, d,
-                     number == &size ? "size" : "stride", static_cast<long long>(**number));
+        return Error(StatusCode::kOverflow, "value %u, dimension %zu: %s is %lld, below 0", value,
+                     d, number == &size ? "size" : "stride", static_cast<long long>(**number));
       }
     }
     if (*size == 0) {
@@ -66,13 +68,15 @@ Result<int64_t> Template::ValueBytes(uint32_t value, std::span<const int64_t> sy
     }
     int64_t span = 0;
     if (!CheckedMul(*size - 1, *stride, &span) || !CheckedAdd(extent, span, &extent)) {
-      return Error(StatusCode::kOverflow, "value %u: size %lld times stride %lld does not fit in 63 bits", value,
+      return Error(StatusCode::kOverflow,
+                   "value %u: size %lld times stride %lld does not fit in 63 bits", value,
                    static_cast<long long>(*size), static_cast<long long>(*stride));
     }
   }
   if (empty) return int64_t{0};
   if (shape.storage_offset != kNoExpr) {
-    SLICE_ASSIGN_OR_RETURN(const int64_t offset, expressions_.Evaluate(shape.storage_offset, symbols));
+    SLICE_ASSIGN_OR_RETURN(const int64_t offset,
+                           expressions_.Evaluate(shape.storage_offset, symbols));
     if (offset < 0 || !CheckedAdd(extent, offset, &extent)) {
       return Error(StatusCode::kOverflow, "value %u: storage offset %lld is out of range", value,
                    static_cast<long long>(offset));
@@ -80,8 +84,10 @@ Result<int64_t> Template::ValueBytes(uint32_t value, std::span<const int64_t> sy
   }
   int64_t total = 0;
   if (!CheckedMul(extent, shape.item_bytes, &total) || total > limits_.tensor_bytes_max) {
-    return Error(StatusCode::kOverflow, "value %u: %lld elements of %d bytes pass the limit of %lld bytes", value,
-                 static_cast<long long>(extent), shape.item_bytes, static_cast<long long>(limits_.tensor_bytes_max));
+    return Error(StatusCode::kOverflow,
+                 "value %u: %lld elements of %d bytes pass the limit of %lld bytes", value,
+                 static_cast<long long>(extent), shape.item_bytes,
+                 static_cast<long long>(limits_.tensor_bytes_max));
   }
   return total;
 }
@@ -89,16 +95,16 @@ Result<int64_t> Template::ValueBytes(uint32_t value, std::span<const int64_t> sy
 namespace {
 Status CheckSymbols(const proto::GraphTemplate& program, std::span<const int64_t> symbols) {
   if (symbols.size() != static_cast<size_t>(program.symbols_size())) {
-    return Error(StatusCode::kOverflow, "%zu symbol values given, the template has %d symbols", symbols.size(),
-                 program.symbols_size());
+    return Error(StatusCode::kOverflow, "%zu symbol values given, the template has %d symbols",
+                 symbols.size(), program.symbols_size());
   }
   for (int i = 0; i < program.symbols_size(); ++i) {
     const proto::Symbol& symbol = program.symbols(i);
     const int64_t value = symbols[static_cast<size_t>(i)];
     if (value < symbol.min() || value > symbol.max()) {
       return Error(StatusCode::kOverflow, "symbol %d '%s' is %lld, its range is %lld to %lld", i,
-                   symbol.name().c_str(), static_cast<long long>(value), static_cast<long long>(symbol.min()),
-                   static_cast<long long>(symbol.max()));
+                   symbol.name().c_str(), static_cast<long long>(value),
+                   static_cast<long long>(symbol.min()), static_cast<long long>(symbol.max()));
     }
   }
   return Status::Ok();
@@ -107,7 +113,8 @@ Status CheckSymbols(const proto::GraphTemplate& program, std::span<const int64_t
 
 Status Template::Bind(std::span<const int64_t> symbols, BoundSizes* out) const {
   SLICE_RETURN_IF_ERROR(CheckSymbols(program_, symbols));
-  // Two passes: the first only checks, so that *out is written on success alone and never allocates a copy.
+  // Two passes: the first only checks, so that *out is written on success alone and never allocates
+  // a copy.
   for (const bool write : {false, true}) {
     if (write) {
       out->crossing_bytes.resize(crossing_.size());
@@ -117,7 +124,8 @@ Status Template::Bind(std::span<const int64_t> symbols, BoundSizes* out) const {
       out->flops.resize(groups_.size());
       out->bytes.resize(groups_.size());
     }
-    const auto value_bytes = [&](uint32_t value, std::vector<int64_t>* list, size_t index) -> Status {
+    const auto value_bytes = [&](uint32_t value, std::vector<int64_t>* list,
+                                 size_t index) -> Status {
       SLICE_ASSIGN_OR_RETURN(const int64_t bytes, ValueBytes(value, symbols));
       if (write) (*list)[index] = bytes;
       return Status::Ok();
@@ -137,22 +145,22 @@ Status Template::Bind(std::span<const int64_t> symbols, BoundSizes* out) const {
       if (expr != kNoExpr) {
         Result<int64_t> evaluated = expressions_.Evaluate(expr, symbols);
         if (!evaluated.ok()) {
-          return Error(StatusCode::kOverflow, "group %u '%s': %s: %s", group, groups_[group].name.c_str(), what,
-                       evaluated.status().text().c_str());
+          return Error(StatusCode::kOverflow, "group %u '%s': %s: %s", group,
+                       groups_[group].name.c_str(), what, evaluated.status().text().c_str());
         }
         value = *evaluated;
       }
       if (value < 0 || value > value_max) {
-        return Error(StatusCode::kOverflow, "group %u '%s': %s is %lld, allowed is 0 to %lld", group,
-                     groups_[group].name.c_str(), what, static_cast<long long>(value),
+        return Error(StatusCode::kOverflow, "group %u '%s': %s is %lld, allowed is 0 to %lld",
+                     group, groups_[group].name.c_str(), what, static_cast<long long>(value),
                      static_cast<long long>(value_max));
       }
       if (write) (*list)[group] = value;
       return Status::Ok();
     };
     for (uint32_t g = 0; g < groups_.size(); ++g) {
-      SLICE_RETURN_IF_ERROR(number("workspace_bytes", g, groups_[g].workspace_bytes, limits_.tensor_bytes_max,
-                                   &out->workspace_bytes));
+      SLICE_RETURN_IF_ERROR(number("workspace_bytes", g, groups_[g].workspace_bytes,
+                                   limits_.tensor_bytes_max, &out->workspace_bytes));
       SLICE_RETURN_IF_ERROR(number("flops", g, groups_[g].flops, INT64_MAX, &out->flops));
       SLICE_RETURN_IF_ERROR(number("bytes", g, groups_[g].bytes, INT64_MAX, &out->bytes));
     }

@@ -1,9 +1,11 @@
-// A registered graph template, parsed and structurally checked: what every torch-free part knows of a tenant's program.
+// A registered graph template, parsed and structurally checked: what every torch-free part knows of
+// a tenant's program.
 //
-// Input is tenant data (proto.GraphTemplate). Parse() trusts nothing: it bounds every count and index, refuses cycles and
-// dangling references by construction (values are defined before use, groups partition the nodes in order), compiles
-// size expressions, and derives the DAG at group grain. Operator schemas and aliasing are checked by the executor,
-// which has torch. A Template is immutable and shared; safe to read from any thread.
+// Input is tenant data (proto.GraphTemplate). Parse() trusts nothing: it bounds every count and
+// index, refuses cycles and dangling references by construction (values are defined before use,
+// groups partition the nodes in order), compiles size expressions, and derives the DAG at group
+// grain. Operator schemas and aliasing are checked by the executor, which has torch. A Template is
+// immutable and shared; safe to read from any thread.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +50,7 @@ class ExprTable {
 
  private:
   struct Instruction {
-    uint8_t kind = 0;      // proto::Expr::Kind, or kConstant/kSymbol
+    uint8_t kind = 0;  // proto::Expr::Kind, or kConstant/kSymbol
     uint8_t arg_count = 0;
     int64_t operand = 0;
   };
@@ -56,19 +58,19 @@ class ExprTable {
     uint32_t begin = 0;
     uint32_t end = 0;
   };
-  Status Compile(const proto::Expr& expr, uint32_t symbol_count, const Limits& limits, uint32_t depth,
-                 uint32_t* node_count);
+  Status Compile(const proto::Expr& expr, uint32_t symbol_count, const Limits& limits,
+                 uint32_t depth, uint32_t* node_count);
   std::vector<Instruction> code_;
   std::vector<Program> programs_;
 };
 
 struct ValueShape {
   proto::DType dtype = proto::DTYPE_UNSPECIFIED;
-  uint8_t item_bytes = 0;               // 0: the value has no tensor
-  bool is_integer = false;              // integer or bool: checked indices; copied before use
+  uint8_t item_bytes = 0;   // 0: the value has no tensor
+  bool is_integer = false;  // integer or bool: checked indices; copied before use
   std::vector<ExprIndex> sizes;
   std::vector<ExprIndex> strides;
-  ExprIndex storage_offset = kNoExpr;   // kNoExpr = 0
+  ExprIndex storage_offset = kNoExpr;  // kNoExpr = 0
 };
 
 inline constexpr uint32_t kNoGroup = 0xffffffff;
@@ -80,8 +82,8 @@ struct Input {
   uint32_t value = kNoIndex;
   ExprIndex expr = kNoExpr;
   bool written = false;
-  uint32_t static_index = kNoIndex;     // position among static inputs (order of slice_binding_create)
-  uint32_t dynamic_index = kNoIndex;    // position among DYNAMIC inputs
+  uint32_t static_index = kNoIndex;  // position among static inputs (order of slice_binding_create)
+  uint32_t dynamic_index = kNoIndex;  // position among DYNAMIC inputs
   bool is_static() const { return static_index != kNoIndex; }
 };
 
@@ -89,58 +91,72 @@ struct Input {
 struct Group {
   std::string name;
   uint64_t signature = 0;
-  std::vector<uint32_t> values_in;      // values made by *other groups* that this one uses
-  std::vector<uint32_t> dynamic_in;     // dynamic input positions it uses
-  std::vector<uint32_t> values_out;     // values it makes that later groups use (not graph outputs only)
-  std::vector<uint32_t> results;        // result positions (among value outputs) whose value it makes
-  std::vector<uint32_t> reads;          // static positions it reads (constants too)
-  std::vector<uint32_t> writes;         // static positions it writes
-  std::vector<uint32_t> predecessors;   // groups, ascending, no duplicates: data and write hazards on statics
+  std::vector<uint32_t> values_in;   // values made by *other groups* that this one uses
+  std::vector<uint32_t> dynamic_in;  // dynamic input positions it uses
+  std::vector<uint32_t>
+      values_out;                 // values it makes that later groups use (not graph outputs only)
+  std::vector<uint32_t> results;  // result positions (among value outputs) whose value it makes
+  std::vector<uint32_t> reads;    // static positions it reads (constants too)
+  std::vector<uint32_t> writes;   // static positions it writes
+  std::vector<uint32_t>
+      predecessors;  // groups, ascending, no duplicates: data and write hazards on statics
   std::vector<uint32_t> successors;
   ExprIndex workspace_bytes = kNoExpr;
   ExprIndex flops = kNoExpr;
   ExprIndex bytes = kNoExpr;
 };
 
-struct ValueUse {                       // of a value that crosses groups
+struct ValueUse {  // of a value that crosses groups
   uint32_t value = 0;
   uint32_t producer = kNoGroup;
-  std::vector<uint32_t> consumers;      // groups, ascending
+  std::vector<uint32_t> consumers;  // groups, ascending
 };
 
 // Numbers of one instance: the template with its symbols bound.
 struct BoundSizes {
   std::vector<int64_t> crossing_bytes;  // by crossing index (Template::crossing())
-  std::vector<int64_t> dynamic_bytes;   // by dynamic position: exact bytes of the storage extent, unrounded
-  std::vector<int64_t> result_bytes;    // by result position
-  std::vector<int64_t> workspace_bytes; // by group
-  std::vector<int64_t> flops;           // by group
-  std::vector<int64_t> bytes;           // by group
+  std::vector<int64_t>
+      dynamic_bytes;  // by dynamic position: exact bytes of the storage extent, unrounded
+  std::vector<int64_t> result_bytes;     // by result position
+  std::vector<int64_t> workspace_bytes;  // by group
+  std::vector<int64_t> flops;            // by group
+  std::vector<int64_t> bytes;            // by group
 };
 
 class Template {
  public:
-  // Errors: GRAPH (structure: says which node, value, group), OVERFLOW (limits), OP_NOT_ALLOWED never (executor's).
-  static Result<std::shared_ptr<const Template>> Parse(std::string_view serialized, const Limits& limits = {});
+  // Errors: GRAPH (structure: says which node, value, group), OVERFLOW (limits), OP_NOT_ALLOWED
+  // never (executor's).
+  static Result<std::shared_ptr<const Template>> Parse(std::string_view serialized,
+                                                       const Limits& limits = {});
 
   uint64_t content_hash() const { return content_hash_; }  // of the serialized bytes
   const proto::GraphTemplate& program() const { return program_; }
-  const std::string& name() const { return name_; }        // metadata.model
+  const std::string& name() const { return name_; }  // metadata.model
   const std::vector<ValueShape>& values() const { return values_; }
   const std::vector<Input>& inputs() const { return inputs_; }
-  const std::vector<uint32_t>& statics() const { return statics_; }    // input index by static position
-  const std::vector<uint32_t>& dynamics() const { return dynamics_; }  // input index by dynamic position
-  const std::vector<uint32_t>& results() const { return results_; }    // value by result position (value outputs)
+  const std::vector<uint32_t>& statics() const {
+    return statics_;
+  }  // input index by static position
+  const std::vector<uint32_t>& dynamics() const {
+    return dynamics_;
+  }  // input index by dynamic position
+  const std::vector<uint32_t>& results() const {
+    return results_;
+  }  // value by result position (value outputs)
   const std::vector<Group>& groups() const { return groups_; }
   const std::vector<ValueUse>& crossing() const { return crossing_; }  // values that cross groups
-  uint32_t crossing_index(uint32_t value) const { return crossing_of_value_[value]; }  // kNoIndex if it does not
+  uint32_t crossing_index(uint32_t value) const {
+    return crossing_of_value_[value];
+  }  // kNoIndex if it does not
   uint32_t symbol_count() const { return static_cast<uint32_t>(program_.symbols_size()); }
   const ExprTable& expressions() const { return expressions_; }
 
-  // Evaluates every size. Errors: OVERFLOW (a symbol outside its range, arithmetic, a size below 0 or above limits).
-  // *out is reused (no allocation once warm). Written only on success.
+  // Evaluates every size. Errors: OVERFLOW (a symbol outside its range, arithmetic, a size below 0
+  // or above limits). *out is reused (no allocation once warm). Written only on success.
   Status Bind(std::span<const int64_t> symbols, BoundSizes* out) const;
-  // Bytes of a value's storage extent: item_bytes * (1 + sum (size-1)*stride + offset), 0 if any size is 0.
+  // Bytes of a value's storage extent: item_bytes * (1 + sum (size-1)*stride + offset), 0 if any
+  // size is 0.
   Result<int64_t> ValueBytes(uint32_t value, std::span<const int64_t> symbols) const;
 
  private:
@@ -159,7 +175,8 @@ class Template {
   std::vector<uint32_t> crossing_of_value_;
 };
 
-// 64-bit FNV-1a. Not collision-resistant against an attacker: compare the bytes before sharing by hash.
+// 64-bit FNV-1a. Not collision-resistant against an attacker: compare the bytes before sharing by
+// hash.
 uint64_t ContentHash(std::string_view bytes);
 
 // Bytes per element; 0 for DTYPE_UNSPECIFIED.

@@ -1,5 +1,5 @@
-// Turns tenant bytes into a checked Template. Every count and index is bounded before it is used; every refusal says
-// which node, value, group or input is wrong.
+// Turns tenant bytes into a checked Template. Every count and index is bounded before it is used;
+// every refusal says which node, value, group or input is wrong.
 #include <google/protobuf/io/coded_stream.h>
 
 #include <algorithm>
@@ -40,8 +40,8 @@ void SortUnique(std::vector<uint32_t>* list) {
   list->erase(std::unique(list->begin(), list->end()), list->end());
 }
 
-// Counts the top-level fields before protobuf allocates anything for them: two bytes on the wire make an object of
-// fifty, so a small template could otherwise ask for gigabytes.
+// Counts the top-level fields before protobuf allocates anything for them: two bytes on the wire
+// make an object of fifty, so a small template could otherwise ask for gigabytes.
 Status CheckCounts(std::string_view serialized, const Limits& limits) {
   struct Bound {
     int field;
@@ -49,14 +49,15 @@ Status CheckCounts(std::string_view serialized, const Limits& limits) {
     uint64_t max;
     uint64_t seen;
   };
-  Bound bounds[] = {{proto::GraphTemplate::kSymbolsFieldNumber, "symbols", limits.symbols_max, 0},
-                    {proto::GraphTemplate::kValuesFieldNumber, "values", limits.values_max, 0},
-                    {proto::GraphTemplate::kConstantsFieldNumber, "constants", limits.inputs_max, 0},
-                    {proto::GraphTemplate::kInputsFieldNumber, "inputs", limits.inputs_max, 0},
-                    {proto::GraphTemplate::kOperatorsFieldNumber, "operators", limits.nodes_max, 0},
-                    {proto::GraphTemplate::kNodesFieldNumber, "nodes", limits.nodes_max, 0},
-                    {proto::GraphTemplate::kGroupsFieldNumber, "groups", limits.groups_max, 0},
-                    {proto::GraphTemplate::kOutputsFieldNumber, "outputs", limits.inputs_max, 0}};
+  Bound bounds[] = {
+      {proto::GraphTemplate::kSymbolsFieldNumber, "symbols", limits.symbols_max, 0},
+      {proto::GraphTemplate::kValuesFieldNumber, "values", limits.values_max, 0},
+      {proto::GraphTemplate::kConstantsFieldNumber, "constants", limits.inputs_max, 0},
+      {proto::GraphTemplate::kInputsFieldNumber, "inputs", limits.inputs_max, 0},
+      {proto::GraphTemplate::kOperatorsFieldNumber, "operators", limits.nodes_max, 0},
+      {proto::GraphTemplate::kNodesFieldNumber, "nodes", limits.nodes_max, 0},
+      {proto::GraphTemplate::kGroupsFieldNumber, "groups", limits.groups_max, 0},
+      {proto::GraphTemplate::kOutputsFieldNumber, "outputs", limits.inputs_max, 0}};
   google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(serialized.data()),
                                                 static_cast<int>(serialized.size()));
   while (const uint32_t tag = stream.ReadTag()) {
@@ -70,13 +71,25 @@ Status CheckCounts(std::string_view serialized, const Limits& limits) {
     uint32_t length = 0;
     bool ok = false;
     switch (tag & 7) {
-      case 0: ok = stream.ReadVarint64(&number); break;
-      case 1: ok = stream.Skip(8); break;
-      case 2: ok = stream.ReadVarint32(&length) && length <= INT32_MAX && stream.Skip(static_cast<int>(length)); break;
-      case 5: ok = stream.Skip(4); break;
-      default: break;
+      case 0:
+        ok = stream.ReadVarint64(&number);
+        break;
+      case 1:
+        ok = stream.Skip(8);
+        break;
+      case 2:
+        ok = stream.ReadVarint32(&length) && length <= INT32_MAX &&
+             stream.Skip(static_cast<int>(length));
+        break;
+      case 5:
+        ok = stream.Skip(4);
+        break;
+      default:
+        break;
     }
-    if (!ok) return Error(StatusCode::kGraph, "template is not a GraphTemplate message (byte %d)", stream.CurrentPosition());
+    if (!ok)
+      return Error(StatusCode::kGraph, "template is not a GraphTemplate message (byte %d)",
+                   stream.CurrentPosition());
   }
   return Status::Ok();
 }
@@ -89,18 +102,19 @@ class TemplateParser {
 
   Result<std::shared_ptr<const Template>> Run(std::string_view serialized) {
     if (serialized.size() > limits_.template_bytes_max || serialized.size() > INT32_MAX) {
-      return Error(StatusCode::kOverflow, "template has %zu bytes, the limit is %llu", serialized.size(),
-                   static_cast<unsigned long long>(limits_.template_bytes_max));
+      return Error(StatusCode::kOverflow, "template has %zu bytes, the limit is %llu",
+                   serialized.size(), static_cast<unsigned long long>(limits_.template_bytes_max));
     }
     SLICE_RETURN_IF_ERROR(CheckCounts(serialized, limits_));
     out_ = std::shared_ptr<Template>(new Template());
     out_->limits_ = limits_;
     if (!out_->program_.ParseFromArray(serialized.data(), static_cast<int>(serialized.size()))) {
-      return Error(StatusCode::kGraph, "template is not a GraphTemplate message, or nests too deep");
+      return Error(StatusCode::kGraph,
+                   "template is not a GraphTemplate message, or nests too deep");
     }
     if (program().format() != kTemplateFormat) {
-      return Error(StatusCode::kGraph, "template format is %u, this daemon reads %u", program().format(),
-                   kTemplateFormat);
+      return Error(StatusCode::kGraph, "template format is %u, this daemon reads %u",
+                   program().format(), kTemplateFormat);
     }
     out_->name_ = program().metadata().model();
     SLICE_RETURN_IF_ERROR(ReadSymbols());
@@ -128,10 +142,12 @@ class TemplateParser {
     return text;
   }
   std::string GroupName(uint32_t group) const {
-    return "group " + std::to_string(group) + " '" + program().groups(static_cast<int>(group)).name() + "'";
+    return "group " + std::to_string(group) + " '" +
+           program().groups(static_cast<int>(group)).name() + "'";
   }
   std::string InputName(uint32_t input) const {
-    return "input " + std::to_string(input) + " '" + program().inputs(static_cast<int>(input)).name() + "'";
+    return "input " + std::to_string(input) + " '" +
+           program().inputs(static_cast<int>(input)).name() + "'";
   }
   uint32_t value_count() const { return static_cast<uint32_t>(out_->values_.size()); }
 
@@ -140,13 +156,15 @@ class TemplateParser {
     expr.SerializeToString(&key_);
     const auto found = compiled_.find(key_);
     if (found != compiled_.end()) return found->second;
-    SLICE_ASSIGN_OR_RETURN(const ExprIndex index, out_->expressions_.Add(expr, out_->symbol_count(), limits_));
+    SLICE_ASSIGN_OR_RETURN(const ExprIndex index,
+                           out_->expressions_.Add(expr, out_->symbol_count(), limits_));
     compiled_.emplace(key_, index);
     return index;
   }
   Result<ExprIndex> Compile(const std::string& where, const proto::Expr& expr) {
     Result<ExprIndex> index = Compile(expr);
-    if (!index.ok()) return Error(index.status().code(), "%s: %s", where.c_str(), index.status().text().c_str());
+    if (!index.ok())
+      return Error(index.status().code(), "%s: %s", where.c_str(), index.status().text().c_str());
     return index;
   }
 
@@ -154,8 +172,9 @@ class TemplateParser {
     for (int i = 0; i < program().symbols_size(); ++i) {
       const proto::Symbol& symbol = program().symbols(i);
       if (symbol.min() > symbol.max()) {
-        return Error(StatusCode::kGraph, "symbol %d '%s': range %lld to %lld is empty", i, symbol.name().c_str(),
-                     static_cast<long long>(symbol.min()), static_cast<long long>(symbol.max()));
+        return Error(StatusCode::kGraph, "symbol %d '%s': range %lld to %lld is empty", i,
+                     symbol.name().c_str(), static_cast<long long>(symbol.min()),
+                     static_cast<long long>(symbol.max()));
       }
     }
     return Status::Ok();
@@ -175,15 +194,16 @@ class TemplateParser {
       shape.item_bytes = ItemBytes(meta.dtype());
       shape.is_integer = IsInteger(meta.dtype());
       if (shape.item_bytes == 0) {
-        return Error(StatusCode::kGraph, "%s: unknown dtype %d", where.c_str(), static_cast<int>(meta.dtype()));
+        return Error(StatusCode::kGraph, "%s: unknown dtype %d", where.c_str(),
+                     static_cast<int>(meta.dtype()));
       }
       if (meta.sizes_size() != meta.strides_size()) {
-        return Error(StatusCode::kGraph, "%s: %d sizes but %d strides", where.c_str(), meta.sizes_size(),
-                     meta.strides_size());
+        return Error(StatusCode::kGraph, "%s: %d sizes but %d strides", where.c_str(),
+                     meta.sizes_size(), meta.strides_size());
       }
       if (meta.sizes_size() > kDimensionsMax) {
-        return Error(StatusCode::kOverflow, "%s: %d dimensions, the limit is %d", where.c_str(), meta.sizes_size(),
-                     kDimensionsMax);
+        return Error(StatusCode::kOverflow, "%s: %d dimensions, the limit is %d", where.c_str(),
+                     meta.sizes_size(), kDimensionsMax);
       }
       for (const proto::Expr& size : meta.sizes()) {
         SLICE_ASSIGN_OR_RETURN(const ExprIndex index, Compile(where + ", size", size));
@@ -194,7 +214,8 @@ class TemplateParser {
         shape.strides.push_back(index);
       }
       if (meta.has_storage_offset()) {
-        SLICE_ASSIGN_OR_RETURN(shape.storage_offset, Compile(where + ", storage offset", meta.storage_offset()));
+        SLICE_ASSIGN_OR_RETURN(shape.storage_offset,
+                               Compile(where + ", storage offset", meta.storage_offset()));
       }
     }
     return Status::Ok();
@@ -207,12 +228,12 @@ class TemplateParser {
                    static_cast<unsigned long long>(value), value_count());
     }
     if (defined_[value]) {
-      return Error(StatusCode::kGraph, "%s defines value %llu, which is defined already", where.c_str(),
-                   static_cast<unsigned long long>(value));
+      return Error(StatusCode::kGraph, "%s defines value %llu, which is defined already",
+                   where.c_str(), static_cast<unsigned long long>(value));
     }
     if (needs_tensor && out_->values_[value].item_bytes == 0) {
-      return Error(StatusCode::kGraph, "%s defines value %llu, which has no tensor type", where.c_str(),
-                   static_cast<unsigned long long>(value));
+      return Error(StatusCode::kGraph, "%s defines value %llu, which has no tensor type",
+                   where.c_str(), static_cast<unsigned long long>(value));
     }
     defined_[value] = true;
     return Status::Ok();
@@ -235,7 +256,8 @@ class TemplateParser {
         const Result<ExprIndex> size = scratch.Add(meta.sizes(d), 0, limits_);
         const Result<ExprIndex> stride = scratch.Add(meta.strides(d), 0, limits_);
         if (!size.ok() || !stride.ok()) {
-          return Error(StatusCode::kGraph, "%s: its shape must not depend on symbols", where.c_str());
+          return Error(StatusCode::kGraph, "%s: its shape must not depend on symbols",
+                       where.c_str());
         }
         SLICE_ASSIGN_OR_RETURN(const int64_t size_value, scratch.Evaluate(*size, {}));
         SLICE_ASSIGN_OR_RETURN(const int64_t stride_value, scratch.Evaluate(*stride, {}));
@@ -250,14 +272,16 @@ class TemplateParser {
         elements *= std::max<int64_t>(size_value, 0);
         if (elements > limits_.constant_bytes_max) break;
       }
-      const uint64_t bytes = static_cast<uint64_t>(elements) * out_->values_[constant.value()].item_bytes;
-      if (meta.has_storage_offset() && !(meta.storage_offset().node_case() == proto::Expr::kConstant &&
-                                         meta.storage_offset().constant() == 0)) {
+      const uint64_t bytes =
+          static_cast<uint64_t>(elements) * out_->values_[constant.value()].item_bytes;
+      if (meta.has_storage_offset() &&
+          !(meta.storage_offset().node_case() == proto::Expr::kConstant &&
+            meta.storage_offset().constant() == 0)) {
         return Error(StatusCode::kGraph, "%s: storage offset must be 0", where.c_str());
       }
       if (bytes != constant.data().size()) {
-        return Error(StatusCode::kGraph, "%s: its shape needs %llu bytes, %zu are there", where.c_str(),
-                     static_cast<unsigned long long>(bytes), constant.data().size());
+        return Error(StatusCode::kGraph, "%s: its shape needs %llu bytes, %zu are there",
+                     where.c_str(), static_cast<unsigned long long>(bytes), constant.data().size());
       }
     }
     return Status::Ok();
@@ -287,12 +311,14 @@ class TemplateParser {
           static_of_value_[input.value] = input.static_index;
         }
       } else {
-        return Error(StatusCode::kGraph, "%s: unknown kind %d", InputName(i).c_str(), static_cast<int>(input.kind));
+        return Error(StatusCode::kGraph, "%s: unknown kind %d", InputName(i).c_str(),
+                     static_cast<int>(input.kind));
       }
       const bool may_be_written =
           input.kind == proto::Input::STATIC_MUTABLE || input.kind == proto::Input::MANAGED;
       if (input.written && !may_be_written) {
-        return Error(StatusCode::kGraph, "%s is written, but only mutable and managed tensors may be",
+        return Error(StatusCode::kGraph,
+                     "%s is written, but only mutable and managed tensors may be",
                      InputName(i).c_str());
       }
       out_->inputs_.push_back(std::move(input));
@@ -304,11 +330,12 @@ class TemplateParser {
     for (int i = 0; i < program().operators_size(); ++i) {
       const std::string& name = program().operators(i);
       const bool characters = std::all_of(name.begin(), name.end(), [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == ':' ||
-               c == '.';
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               c == '_' || c == ':' || c == '.';
       });
       if (!characters || name.size() > kOperatorNameMax || name.find("::") == std::string::npos) {
-        return Error(StatusCode::kGraph, "operator %d: not a name of the form namespace::name.overload", i);
+        return Error(StatusCode::kGraph,
+                     "operator %d: not a name of the form namespace::name.overload", i);
       }
     }
     return Status::Ok();
@@ -321,21 +348,22 @@ class TemplateParser {
     for (uint32_t g = 0; g < static_cast<uint32_t>(program().groups_size()); ++g) {
       const proto::Group& source = program().groups(static_cast<int>(g));
       if (source.first_node() != next || source.node_count() == 0) {
-        return Error(StatusCode::kGraph, "%s: %u nodes from node %u; groups must partition the nodes, next is %llu",
+        return Error(StatusCode::kGraph,
+                     "%s: %u nodes from node %u; groups must partition the nodes, next is %llu",
                      GroupName(g).c_str(), source.node_count(), source.first_node(),
                      static_cast<unsigned long long>(next));
       }
       next += source.node_count();
       if (next > group_of_node_.size()) {
-        return Error(StatusCode::kGraph, "%s: ends behind node %zu, the last one", GroupName(g).c_str(),
-                     group_of_node_.size() - 1);
+        return Error(StatusCode::kGraph, "%s: ends behind node %zu, the last one",
+                     GroupName(g).c_str(), group_of_node_.size() - 1);
       }
       std::fill_n(group_of_node_.begin() + source.first_node(), source.node_count(), g);
       SLICE_RETURN_IF_ERROR(ReadGroup(g, source));
     }
     if (next != group_of_node_.size()) {
-      return Error(StatusCode::kGraph, "groups cover %llu of %zu nodes", static_cast<unsigned long long>(next),
-                   group_of_node_.size());
+      return Error(StatusCode::kGraph, "groups cover %llu of %zu nodes",
+                   static_cast<unsigned long long>(next), group_of_node_.size());
     }
     return Status::Ok();
   }
@@ -347,8 +375,8 @@ class TemplateParser {
     for (const auto* list : {&source.inputs(), &source.outputs()}) {
       for (const uint32_t value : *list) {
         if (value >= value_count()) {
-          return Error(StatusCode::kGraph, "%s lists value %u, there are %u", GroupName(g).c_str(), value,
-                       value_count());
+          return Error(StatusCode::kGraph, "%s lists value %u, there are %u", GroupName(g).c_str(),
+                       value, value_count());
         }
       }
     }
@@ -360,8 +388,8 @@ class TemplateParser {
         }
         const Input& target = out_->inputs_[input];
         if (!target.is_static() || (writes && !target.written)) {
-          return Error(StatusCode::kGraph, "%s lists %s as %s, but it is not %s", GroupName(g).c_str(),
-                       InputName(input).c_str(), writes ? "written" : "read",
+          return Error(StatusCode::kGraph, "%s lists %s as %s, but it is not %s",
+                       GroupName(g).c_str(), InputName(input).c_str(), writes ? "written" : "read",
                        writes ? "declared written" : "a static input");
         }
         (writes ? group.writes : group.reads).push_back(target.static_index);
@@ -375,10 +403,10 @@ class TemplateParser {
       const char* what;
       ExprIndex* index;
     };
-    const Feature features[] = {
-        {source.has_workspace_bytes(), source.workspace_bytes(), ", workspace_bytes", &group.workspace_bytes},
-        {source.has_flops(), source.flops(), ", flops", &group.flops},
-        {source.has_bytes(), source.bytes(), ", bytes", &group.bytes}};
+    const Feature features[] = {{source.has_workspace_bytes(), source.workspace_bytes(),
+                                 ", workspace_bytes", &group.workspace_bytes},
+                                {source.has_flops(), source.flops(), ", flops", &group.flops},
+                                {source.has_bytes(), source.bytes(), ", bytes", &group.bytes}};
     for (const Feature& feature : features) {
       if (!feature.there) continue;
       SLICE_ASSIGN_OR_RETURN(*feature.index, Compile(GroupName(g) + feature.what, feature.expr));
@@ -392,16 +420,16 @@ class TemplateParser {
     for (uint32_t n = 0; n < static_cast<uint32_t>(program().nodes_size()); ++n) {
       const proto::Node& node = program().nodes(static_cast<int>(n));
       if (node.operator_index() >= static_cast<uint32_t>(program().operators_size())) {
-        return Error(StatusCode::kGraph, "node %u calls operator %u, there are %d", n, node.operator_index(),
-                     program().operators_size());
+        return Error(StatusCode::kGraph, "node %u calls operator %u, there are %d", n,
+                     node.operator_index(), program().operators_size());
       }
       names_.clear();
       for (const proto::Argument& arg : node.args()) SLICE_RETURN_IF_ERROR(ReadArgument(n, arg));
       for (const int64_t output : node.outputs()) {
         if (output == -1) continue;
         if (output < -1) {
-          return Error(StatusCode::kGraph, "%s: output %lld is neither a value nor -1", NodeName(n).c_str(),
-                       static_cast<long long>(output));
+          return Error(StatusCode::kGraph, "%s: output %lld is neither a value nor -1",
+                       NodeName(n).c_str(), static_cast<long long>(output));
         }
         SLICE_RETURN_IF_ERROR(Define(NodeName(n), static_cast<uint64_t>(output), false));
         producer_[static_cast<size_t>(output)] = group_of_node_[n];
@@ -412,7 +440,8 @@ class TemplateParser {
 
   Status ReadArgument(uint32_t n, const proto::Argument& arg) {
     if (!names_.insert(arg.name()).second) {
-      return Error(StatusCode::kGraph, "%s: argument '%s' is given twice", NodeName(n).c_str(), arg.name().c_str());
+      return Error(StatusCode::kGraph, "%s: argument '%s' is given twice", NodeName(n).c_str(),
+                   arg.name().c_str());
     }
     switch (arg.kind_case()) {
       case proto::Argument::kValue:
@@ -430,10 +459,12 @@ class TemplateParser {
       case proto::Argument::kInteger:
         return CheckExpr(n, arg, arg.integer());
       case proto::Argument::kIntegers:
-        for (const proto::Expr& expr : arg.integers().value()) SLICE_RETURN_IF_ERROR(CheckExpr(n, arg, expr));
+        for (const proto::Expr& expr : arg.integers().value())
+          SLICE_RETURN_IF_ERROR(CheckExpr(n, arg, expr));
         return Status::Ok();
       case proto::Argument::KIND_NOT_SET:
-        return Error(StatusCode::kGraph, "%s: argument '%s' has no content", NodeName(n).c_str(), arg.name().c_str());
+        return Error(StatusCode::kGraph, "%s: argument '%s' has no content", NodeName(n).c_str(),
+                     arg.name().c_str());
       default:
         return Status::Ok();
     }
@@ -442,18 +473,20 @@ class TemplateParser {
   Status CheckExpr(uint32_t n, const proto::Argument& arg, const proto::Expr& expr) {
     const Result<ExprIndex> index = Compile(expr);
     if (index.ok()) return Status::Ok();
-    return Error(index.status().code(), "%s: argument '%s': %s", NodeName(n).c_str(), arg.name().c_str(),
-                 index.status().text().c_str());
+    return Error(index.status().code(), "%s: argument '%s': %s", NodeName(n).c_str(),
+                 arg.name().c_str(), index.status().text().c_str());
   }
 
   Status Use(uint32_t n, const proto::Argument& arg, uint64_t value) {
     if (value >= value_count()) {
-      return Error(StatusCode::kGraph, "%s: argument '%s' uses value %llu, there are %u", NodeName(n).c_str(),
-                   arg.name().c_str(), static_cast<unsigned long long>(value), value_count());
+      return Error(StatusCode::kGraph, "%s: argument '%s' uses value %llu, there are %u",
+                   NodeName(n).c_str(), arg.name().c_str(), static_cast<unsigned long long>(value),
+                   value_count());
     }
     const auto v = static_cast<uint32_t>(value);
     if (!defined_[v]) {
-      return Error(StatusCode::kGraph, "%s: argument '%s' uses value %u before it is defined (a cycle, or dangling)",
+      return Error(StatusCode::kGraph,
+                   "%s: argument '%s' uses value %u before it is defined (a cycle, or dangling)",
                    NodeName(n).c_str(), arg.name().c_str(), v);
     }
     if (out_->values_[v].item_bytes == 0) {
@@ -467,11 +500,14 @@ class TemplateParser {
     } else if (const auto dynamic = dynamic_of_value_.find(v); dynamic != dynamic_of_value_.end()) {
       group.dynamic_in.push_back(dynamic->second);
     } else if (const auto fixed = static_of_value_.find(v); fixed != static_of_value_.end()) {
-      const bool listed = std::binary_search(group.reads.begin(), group.reads.end(), fixed->second) ||
-                          std::binary_search(group.writes.begin(), group.writes.end(), fixed->second);
+      const bool listed =
+          std::binary_search(group.reads.begin(), group.reads.end(), fixed->second) ||
+          std::binary_search(group.writes.begin(), group.writes.end(), fixed->second);
       if (!listed) {
-        return Error(StatusCode::kGraph, "%s uses %s, but %s lists it neither in reads nor in writes",
-                     NodeName(n).c_str(), InputName(out_->statics_[fixed->second]).c_str(), GroupName(g).c_str());
+        return Error(StatusCode::kGraph,
+                     "%s uses %s, but %s lists it neither in reads nor in writes",
+                     NodeName(n).c_str(), InputName(out_->statics_[fixed->second]).c_str(),
+                     GroupName(g).c_str());
       }
     }
     return Status::Ok();
@@ -484,24 +520,28 @@ class TemplateParser {
         case proto::Output::kValue: {
           const uint32_t value = output.value();
           if (value >= value_count() || producer_[value] == kNoGroup) {
-            return Error(StatusCode::kGraph, "output %d is value %u, which no node makes", i, value);
+            return Error(StatusCode::kGraph, "output %d is value %u, which no node makes", i,
+                         value);
           }
           if (out_->values_[value].item_bytes == 0) {
-            return Error(StatusCode::kGraph, "output %d is value %u, which has no tensor type", i, value);
+            return Error(StatusCode::kGraph, "output %d is value %u, which has no tensor type", i,
+                         value);
           }
-          out_->groups_[producer_[value]].results.push_back(static_cast<uint32_t>(out_->results_.size()));
+          out_->groups_[producer_[value]].results.push_back(
+              static_cast<uint32_t>(out_->results_.size()));
           out_->results_.push_back(value);
           break;
         }
         case proto::Output::kExpr: {
-          SLICE_ASSIGN_OR_RETURN(const ExprIndex index, Compile("output " + std::to_string(i), output.expr()));
+          SLICE_ASSIGN_OR_RETURN(const ExprIndex index,
+                                 Compile("output " + std::to_string(i), output.expr()));
           static_cast<void>(index);
           break;
         }
         case proto::Output::kAliasOfInput:
           if (output.alias_of_input() >= out_->inputs_.size()) {
-            return Error(StatusCode::kGraph, "output %d is input %u, there are %zu", i, output.alias_of_input(),
-                         out_->inputs_.size());
+            return Error(StatusCode::kGraph, "output %d is input %u, there are %zu", i,
+                         output.alias_of_input(), out_->inputs_.size());
           }
           break;
         case proto::Output::kNone:
@@ -532,7 +572,8 @@ class TemplateParser {
     for (Group& group : out_->groups_) SortUnique(&group.values_out);
   }
 
-  // Data edges, and for each static input read-after-write, write-after-read and write-after-write in group order.
+  // Data edges, and for each static input read-after-write, write-after-read and write-after-write
+  // in group order.
   void CollectEdges() {
     struct Access {
       uint32_t writer = kNoGroup;
@@ -543,29 +584,33 @@ class TemplateParser {
       Group& group = out_->groups_[g];
       for (const uint32_t value : group.values_in) group.predecessors.push_back(producer_[value]);
       for (const uint32_t position : group.reads) {
-        if (accesses[position].writer != kNoGroup) group.predecessors.push_back(accesses[position].writer);
+        if (accesses[position].writer != kNoGroup)
+          group.predecessors.push_back(accesses[position].writer);
       }
       for (const uint32_t position : group.writes) {
         Access& access = accesses[position];
         if (access.writer != kNoGroup) group.predecessors.push_back(access.writer);
-        group.predecessors.insert(group.predecessors.end(), access.readers.begin(), access.readers.end());
+        group.predecessors.insert(group.predecessors.end(), access.readers.begin(),
+                                  access.readers.end());
         access.readers.clear();
         access.writer = g;
       }
       for (const uint32_t position : group.reads) {
-        const bool also_writes = std::binary_search(group.writes.begin(), group.writes.end(), position);
+        const bool also_writes =
+            std::binary_search(group.writes.begin(), group.writes.end(), position);
         const bool matters = out_->inputs_[out_->statics_[position]].written;
         if (matters && !also_writes) accesses[position].readers.push_back(g);
       }
       SortUnique(&group.predecessors);
-      for (const uint32_t before : group.predecessors) out_->groups_[before].successors.push_back(g);
+      for (const uint32_t before : group.predecessors)
+        out_->groups_[before].successors.push_back(g);
     }
   }
 
   const Limits& limits_;
   std::shared_ptr<Template> out_;
   std::vector<bool> defined_;
-  std::vector<uint32_t> producer_;        // group by value
+  std::vector<uint32_t> producer_;  // group by value
   std::vector<uint32_t> group_of_node_;
   std::unordered_map<uint32_t, uint32_t> dynamic_of_value_;
   std::unordered_map<uint32_t, uint32_t> static_of_value_;
@@ -574,7 +619,8 @@ class TemplateParser {
   std::string key_;
 };
 
-Result<std::shared_ptr<const Template>> Template::Parse(std::string_view serialized, const Limits& limits) {
+Result<std::shared_ptr<const Template>> Template::Parse(std::string_view serialized,
+                                                        const Limits& limits) {
   return TemplateParser(limits).Run(serialized);
 }
 

@@ -39,7 +39,8 @@ TEST(Happy_Pool, BlocksAreAlignedDisjointAndCharged) {
     EXPECT_LE(p.charged, bytes > 8192 ? bytes : bytes + bytes / 4 + 64);
     std::memset(block, 0xab, bytes);
     total += p.charged;
-    for (const auto& [other, size] : blocks) EXPECT_TRUE(block + bytes <= other || other + size <= block);
+    for (const auto& [other, size] : blocks)
+      EXPECT_TRUE(block + bytes <= other || other + size <= block);
     blocks.emplace_back(block, bytes);
   }
   EXPECT_EQ(p.pool->BytesUsed(1), total);
@@ -148,7 +149,8 @@ TEST(Race_Pool, BlocksMayBeFreedByAnotherThread) {
     for (int i = 0; i < 5000; ++i) {
       size_t charged = 0;
       Refusal refusal{};
-      if (void* block = p.pool->Allocate(2, static_cast<size_t>(i % 9000 + 1), &charged, &refusal)) p.pool->Free(block);
+      if (void* block = p.pool->Allocate(2, static_cast<size_t>(i % 9000 + 1), &charged, &refusal))
+        p.pool->Free(block);
     }
   });
   std::mt19937 random(1);

@@ -59,8 +59,11 @@ struct Accumulate : TemplateBuilder {
 
 struct Executor {
   explicit Executor(const proto::GraphTemplate& program, std::vector<uint32_t> device_domains = {0},
-                    uint32_t domains = 1, std::vector<int64_t> bound = {}, uint64_t cap = uint64_t{48} << 20)
-      : source(Parse(program)), symbols(std::move(bound)), engine(SLICE_EXECUTOR, std::move(device_domains), domains) {
+                    uint32_t domains = 1, std::vector<int64_t> bound = {},
+                    uint64_t cap = uint64_t{48} << 20)
+      : source(Parse(program)),
+        symbols(std::move(bound)),
+        engine(SLICE_EXECUTOR, std::move(device_domains), domains) {
     EXPECT_EQ(engine.Setup().status(), SLICE_OK);
     EXPECT_EQ(engine.AddTenant(FakeEngine::kTenant, cap).status(), SLICE_OK);
     const auto added = engine.AddTemplate(1, program);
@@ -107,7 +110,8 @@ TEST(Happy_Executor, ChainGivesTheRightNumbers) {
   for (int row = 0; row < 8; ++row) {
     for (int column = 0; column < 8; ++column) {
       float expected = 0;
-      for (int k = 0; k < 8; ++k) expected -= std::max(executor.input(0)[row * 8 + k], 0.0f) * w[k * 8 + column];
+      for (int k = 0; k < 8; ++k)
+        expected -= std::max(executor.input(0)[row * 8 + k], 0.0f) * w[k * 8 + column];
       EXPECT_NEAR(executor.result(0)[row * 8 + column], expected, 1e-5f);
     }
   }
@@ -116,7 +120,8 @@ TEST(Happy_Executor, ChainGivesTheRightNumbers) {
 
 TEST(Happy_Executor, GoldenTemplatesRun) {
   for (const std::string name : {"mlp", "llama_prefill", "llama_decode"}) {
-    const auto program = testing::ReadTextTemplate(std::string(SLICE_GOLDEN_DIR "/") + name + ".textproto");
+    const auto program =
+        testing::ReadTextTemplate(std::string(SLICE_GOLDEN_DIR "/") + name + ".textproto");
     std::vector<int64_t> symbols;
     for (const auto& symbol : program.symbols()) symbols.push_back(symbol.min() + 2);
     Executor executor(program, {0}, 1, symbols);
@@ -167,7 +172,7 @@ TEST(Happy_Executor, ValueMovesBetweenDomains) {
   const uint32_t a = 2;
   engine.StartInstance(2, 1, *executor.source);
   engine.Push(wire::kWatch, wire::Watch{11, 2, 1, a, 0, 0, 1, 0, 0});
-  engine.Issue(2, 1, 1);                       // waits for its input
+  engine.Issue(2, 1, 1);  // waits for its input
   EXPECT_FALSE(engine.Has(wire::kIntent));
   engine.Issue(2, 0, 0);
   const auto intent = engine.Wait<wire::Intent>(wire::kIntent);
@@ -213,7 +218,8 @@ TEST(Edge_Executor, RecalledOpDoesNotRunAndMayBeIssuedAgain) {
   EXPECT_EQ(recalled->op, 1u);
   EXPECT_EQ(recalled->reason, 0u);
   for (uint32_t op = 0; op < 3; ++op) engine.Issue(1, op, 0);
-  for (uint32_t op = 0; op < 3; ++op) ASSERT_TRUE(engine.Wait<wire::Finished>(wire::kFinished).has_value());
+  for (uint32_t op = 0; op < 3; ++op)
+    ASSERT_TRUE(engine.Wait<wire::Finished>(wire::kFinished).has_value());
   // A launched or finished op is answered by its reports alone.
   engine.Push(wire::kRecall, wire::Recall{1, 1, 1});
   executor.End(1);
@@ -274,7 +280,8 @@ TEST(Edge_Executor, FailingOpFailsItsInstanceOnly) {
   EXPECT_EQ(failed->op, 0u);
   EXPECT_EQ(failed->status, SLICE_ERR_OP_FAILED);
   EXPECT_EQ(failed->began_write, 0u);
-  EXPECT_NE(std::string(failed->text).find("node 0 (aten::embedding): "), std::string::npos) << failed->text;
+  EXPECT_NE(std::string(failed->text).find("node 0 (aten::embedding): "), std::string::npos)
+      << failed->text;
   executor.End(1);
   EXPECT_FALSE(engine.Has(wire::kFinished));
   numbers[2] = 3;
@@ -305,7 +312,8 @@ TEST(Edge_Executor, FailureBehindAWriteIsMarked) {
 }
 
 TEST(Edge_Executor, OverCapIsNoMemoryForThatOp) {
-  Executor executor(Chain(512).program, {0}, 1, {}, uint64_t{1} << 20);  // room for the input, not for the result
+  Executor executor(Chain(512).program, {0}, 1, {},
+                    uint64_t{1} << 20);  // room for the input, not for the result
   executor.engine.StartInstance(1, 1, *executor.source);
   executor.engine.Issue(1, 0, 0);
   const auto failed = executor.engine.Wait<wire::Failed>(wire::kFailed);
@@ -493,7 +501,8 @@ TEST(Race_Executor, ManyInstancesOnTwoDevices) {
   constexpr uint64_t kInstances = 60;
   for (uint64_t instance = 1; instance <= kInstances; ++instance) {
     engine.StartInstance(instance, 1, *executor.source);
-    for (uint32_t op = 0; op < 3; ++op) engine.Issue(instance, op, static_cast<uint32_t>(instance + op) % 2);
+    for (uint32_t op = 0; op < 3; ++op)
+      engine.Issue(instance, op, static_cast<uint32_t>(instance + op) % 2);
   }
   for (uint64_t i = 0; i < 3 * kInstances; ++i) {
     ASSERT_TRUE(engine.Wait<wire::Finished>(wire::kFinished).has_value()) << i;

@@ -38,14 +38,17 @@ DeviceBackend* Backend() {
   return backend.get();
 }
 
-Result<std::unique_ptr<LocalRun>> MakeRun(const TemplateBuilder& builder, std::vector<int64_t> symbols = {},
+Result<std::unique_ptr<LocalRun>> MakeRun(const TemplateBuilder& builder,
+                                          std::vector<int64_t> symbols = {},
                                           uint64_t cap = uint64_t{32} << 20) {
   auto parsed = graph::Template::Parse(builder.Serialize());
   if (!parsed.ok()) return parsed.status();
   return LocalRun::Create(Backend(), *parsed, std::move(symbols), 1, cap);
 }
 
-const float* Floats(const LocalRun& run) { return reinterpret_cast<const float*>(run.result(0).data()); }
+const float* Floats(const LocalRun& run) {
+  return reinterpret_cast<const float*>(run.result(0).data());
+}
 
 // y = relu(x).t()[1:3] . w.t(): views of both kinds.
 struct Views : TemplateBuilder {
@@ -100,7 +103,8 @@ TEST(Happy_Program, SymbolicSizesAndPythonNumbers) {
   TemplateBuilder builder;
   builder.AddSymbol("n", 1, 64);
   const uint32_t x = builder.Value({TemplateBuilder::Symbol(0), TemplateBuilder::Constant(2)});
-  const uint32_t doubled = builder.Value({TemplateBuilder::Symbol(0), TemplateBuilder::Constant(2)});
+  const uint32_t doubled =
+      builder.Value({TemplateBuilder::Symbol(0), TemplateBuilder::Constant(2)});
   const uint32_t flat = builder.Value({TemplateBuilder::Symbol(0), TemplateBuilder::Constant(2)});
   builder.Input("x", proto::Input::DYNAMIC, x);
   proto::Node* multiply = builder.Node("aten::mul.Tensor", {{"self", x}}, {doubled});
@@ -129,7 +133,8 @@ TEST(Happy_Program, ListsAreSplitAndJoined) {
   const uint32_t bottom = builder.Value({2, 2});
   const uint32_t y = builder.Value({4, 2});
   builder.Input("x", proto::Input::DYNAMIC, x);
-  TemplateBuilder::Integer(builder.Node("aten::split.Tensor", {{"self", x}}, {top, bottom}), "split_size", 2);
+  TemplateBuilder::Integer(builder.Node("aten::split.Tensor", {{"self", x}}, {top, bottom}),
+                           "split_size", 2);
   proto::Node* cat = builder.Node("aten::cat", {}, {y});
   proto::Argument* tensors = cat->add_args();
   tensors->set_name("tensors");
@@ -157,25 +162,31 @@ TEST(Malicious_Program, OperatorsOffTheListAreAllNamed) {
   Views views;
   views.Operator("aten::set_.source_Storage");
   views.Operator("aten::from_file");
-  ExpectRefused(views, StatusCode::kOpNotAllowed, "2 operators are not on the allow-list: aten::set_.source_Storage, aten::from_file");
+  ExpectRefused(
+      views, StatusCode::kOpNotAllowed,
+      "2 operators are not on the allow-list: aten::set_.source_Storage, aten::from_file");
 }
 
 TEST(Malicious_Program, ArgumentsMustFitTheSchema) {
   Views unknown;
   TemplateBuilder::Integer(unknown.program.mutable_nodes(0), "inplace", 1);
-  ExpectRefused(unknown, StatusCode::kGraph, "node 0 (aten::relu): the operator has no argument 'inplace'");
+  ExpectRefused(unknown, StatusCode::kGraph,
+                "node 0 (aten::relu): the operator has no argument 'inplace'");
   Views missing;
   missing.program.mutable_nodes(4)->mutable_args()->RemoveLast();
   ExpectRefused(missing, StatusCode::kGraph, "node 4 (aten::mm): argument 'mat2' is missing");
   Views type;
   type.program.mutable_nodes(4)->mutable_args(1)->set_text("w");
-  ExpectRefused(type, StatusCode::kGraph, "node 4 (aten::mm): argument 'mat2' is a string, the schema wants a tensor");
+  ExpectRefused(type, StatusCode::kGraph,
+                "node 4 (aten::mm): argument 'mat2' is a string, the schema wants a tensor");
   Views number;
   number.program.mutable_nodes(2)->mutable_args(1)->set_floating(1.5);
-  ExpectRefused(number, StatusCode::kGraph, "argument 'start' is a float, the schema wants an integer");
+  ExpectRefused(number, StatusCode::kGraph,
+                "argument 'start' is a float, the schema wants an integer");
   Views outputs;
   outputs.program.mutable_nodes(0)->add_outputs(-1);
-  ExpectRefused(outputs, StatusCode::kGraph, "node 0 (aten::relu): 2 outputs, the operator returns 1");
+  ExpectRefused(outputs, StatusCode::kGraph,
+                "node 0 (aten::relu): 2 outputs, the operator returns 1");
 }
 
 TEST(Malicious_Program, RawIntegersAreNoDtypes) {
@@ -185,12 +196,21 @@ TEST(Malicious_Program, RawIntegersAreNoDtypes) {
   builder.Input("x", proto::Input::DYNAMIC, x);
   TemplateBuilder::Integer(builder.Node("aten::_to_copy", {{"self", x}}, {y}), "dtype", 9999);
   builder.Group("all");
-  ExpectRefused(builder, StatusCode::kGraph, "argument 'dtype' is an integer, the schema wants a dtype");
+  ExpectRefused(builder, StatusCode::kGraph,
+                "argument 'dtype' is an integer, the schema wants a dtype");
 }
 
 // One in-place node on `target` in a group that declares `writes`.
 struct Write : TemplateBuilder {
-  enum class Target { kConstantInput, kDynamic, kUnlisted, kThroughView, kOtherGroup, kConstant, kSplit };
+  enum class Target {
+    kConstantInput,
+    kDynamic,
+    kUnlisted,
+    kThroughView,
+    kOtherGroup,
+    kConstant,
+    kSplit
+  };
   explicit Write(Target target) {
     const uint32_t x = Value({4});
     const uint32_t w = Value({4});
@@ -209,16 +229,28 @@ struct Write : TemplateBuilder {
     uint32_t written = 0;
     std::vector<uint32_t> reads;
     switch (target) {
-      case Target::kConstantInput: written = w; reads = {1}; break;
-      case Target::kDynamic: written = x; break;
-      case Target::kUnlisted: written = state; reads = {2}; break;
+      case Target::kConstantInput:
+        written = w;
+        reads = {1};
+        break;
+      case Target::kDynamic:
+        written = x;
+        break;
+      case Target::kUnlisted:
+        written = state;
+        reads = {2};
+        break;
       case Target::kThroughView:
         Integer(Node("aten::unsqueeze", {{"self", state}}, {view}), "dim", 0);
         written = view;
         reads = {2};
         break;
-      case Target::kOtherGroup: written = fresh; break;
-      case Target::kConstant: written = constant; break;
+      case Target::kOtherGroup:
+        written = fresh;
+        break;
+      case Target::kConstant:
+        written = constant;
+        break;
       case Target::kSplit: {
         proto::Node* node = Node("aten::_unsafe_view", {{"self", w}}, {view});
         node->add_args()->set_name("size");
@@ -236,8 +268,10 @@ struct Write : TemplateBuilder {
 
 TEST(Malicious_Program, OnlyDeclaredMemoryIsWritten) {
   using Target = Write::Target;
-  ExpectRefused(Write(Target::kConstantInput), StatusCode::kGraph, "writes input 1 'w', which the group does not list");
-  ExpectRefused(Write(Target::kDynamic), StatusCode::kGraph, "argument 'self' (value 0) writes a dynamic input");
+  ExpectRefused(Write(Target::kConstantInput), StatusCode::kGraph,
+                "writes input 1 'w', which the group does not list");
+  ExpectRefused(Write(Target::kDynamic), StatusCode::kGraph,
+                "argument 'self' (value 0) writes a dynamic input");
   ExpectRefused(Write(Target::kUnlisted), StatusCode::kGraph, "writes input 2 'state'");
   ExpectRefused(Write(Target::kThroughView), StatusCode::kGraph, "writes input 2 'state'");
   ExpectRefused(Write(Target::kOtherGroup), StatusCode::kGraph, "writes memory of another group");
@@ -257,7 +291,8 @@ TEST(Malicious_Program, ReadsThroughViewsMustBeListed) {
   builder.Group("hidden");
   builder.Output(y);
   ExpectRefused(builder, StatusCode::kGraph,
-                "node 1 (aten::neg): argument 'self' (value 1) is memory of input 0 'state', which the group lists neither");
+                "node 1 (aten::neg): argument 'self' (value 1) is memory of input 0 'state', which "
+                "the group lists neither");
 }
 
 TEST(Malicious_Program, HugeNegativeSizesDoNotCrash) {
@@ -294,7 +329,8 @@ TEST(Malicious_Program, ResultsMustBeWhatTheTemplateSays) {
   ASSERT_TRUE(run.ok());
   const Status status = (*run)->Run();
   EXPECT_EQ(status.code(), StatusCode::kOpFailed);
-  EXPECT_NE(status.text().find("value 1: the operator made Float[4], the template says Float[3]"), std::string::npos)
+  EXPECT_NE(status.text().find("value 1: the operator made Float[4], the template says Float[3]"),
+            std::string::npos)
       << status.text();
 }
 
@@ -310,7 +346,9 @@ TEST(Edge_Program, CapOfTheTenantIsNoMemory) {
   ASSERT_TRUE(run.ok());
   const Status status = (*run)->Run();
   EXPECT_EQ(status.code(), StatusCode::kNoMemory);
-  EXPECT_NE(status.text().find("the tenant's cap in this memory domain is 6291456"), std::string::npos) << status.text();
+  EXPECT_NE(status.text().find("the tenant's cap in this memory domain is 6291456"),
+            std::string::npos)
+      << status.text();
   EXPECT_EQ(Backend()->BytesUsed(LocalRun::kDomain), 0u);
   Backend()->SetTenantCap(LocalRun::kDomain, LocalRun::kTenant, uint64_t{9} << 20);
   EXPECT_TRUE((*run)->Run().ok());
@@ -324,7 +362,8 @@ TEST(Edge_Program, ExpandedResultsAreStored) {
   builder.Input("x", proto::Input::DYNAMIC, x);
   proto::Node* expand = builder.Node("aten::expand", {{"self", x}}, {y});
   expand->add_args()->set_name("size");
-  for (const int64_t size : {3, 4}) expand->mutable_args(1)->mutable_integers()->add_value()->set_constant(size);
+  for (const int64_t size : {3, 4})
+    expand->mutable_args(1)->mutable_integers()->add_value()->set_constant(size);
   builder.Group("all");
   builder.Output(y);
   auto run = MakeRun(builder);

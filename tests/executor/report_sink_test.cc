@@ -19,8 +19,9 @@ struct Sink {
     mapping = Mapping::Map(memory, RecordRing::MemoryBytes(kCapacity), true).value();
     ring.emplace(mapping.data(), kCapacity);
     event = CreateEventFd().value();
-    sink = std::make_unique<ReportSink>(Mapping::Map(memory, RecordRing::MemoryBytes(kCapacity), true).value(),
-                                        kCapacity, event.Duplicate().value());
+    sink = std::make_unique<ReportSink>(
+        Mapping::Map(memory, RecordRing::MemoryBytes(kCapacity), true).value(), kCapacity,
+        event.Duplicate().value());
   }
   bool Signalled() const {
     pollfd poll{event.get(), POLLIN, 0};
@@ -90,7 +91,8 @@ TEST(Race_ReportSink, ManyThreadsOneConsumer) {
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < 3; ++t) {
     threads.emplace_back([&, t] {
-      for (uint64_t i = 0; i < kEach; ++i) s.sink->Push(wire::kIntent, wire::Intent{t << 32 | i, 0});
+      for (uint64_t i = 0; i < kEach; ++i)
+        s.sink->Push(wire::kIntent, wire::Intent{t << 32 | i, 0});
     });
   }
   uint64_t next[3] = {};

@@ -1,3 +1,5 @@
+#include "common/wire/zygote.h"
+
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -8,7 +10,6 @@
 #include <csignal>
 #include <cstring>
 
-#include "common/wire/zygote.h"
 #include "daemon/executor/socket_message.h"
 #include "tests/testing/fake_engine.h"
 
@@ -34,7 +35,9 @@ class Zygote {
     }
     ::close(pair[1]);
     SocketMessage message;
-    SLICE_CHECK(ReceiveMessage(socket, &message).ok() && message.bytes.size() == sizeof(wire::ZygoteHello), "hello");
+    SLICE_CHECK(
+        ReceiveMessage(socket, &message).ok() && message.bytes.size() == sizeof(wire::ZygoteHello),
+        "hello");
     std::memcpy(&hello, message.bytes.data(), sizeof hello);
   }
   ~Zygote() {

@@ -1,5 +1,5 @@
-#include <gtest/gtest.h>
 #include <google/protobuf/text_format.h>
+#include <gtest/gtest.h>
 
 #include "daemon/graph/template.h"
 
@@ -47,12 +47,14 @@ TEST(Happy_Expr, KindsEvaluateAsPythonDoes) {
 }
 
 TEST(Happy_Expr, SymbolsAreBound) {
-  EXPECT_EQ(*Evaluate(Text("call { kind: MUL args { symbol: 1 } args { symbol: 0 } }"), {6, 7}), 42);
+  EXPECT_EQ(*Evaluate(Text("call { kind: MUL args { symbol: 1 } args { symbol: 0 } }"), {6, 7}),
+            42);
 }
 
 TEST(Edge_Expr, ErrorInBranchNotTakenIsNoError) {
   const auto expr = Text(
-      "call { kind: WHERE args { symbol: 0 } args { call { kind: FLOOR_DIV args { constant: 10 } args { symbol: 0 } } }"
+      "call { kind: WHERE args { symbol: 0 } args { call { kind: FLOOR_DIV args { constant: 10 } "
+      "args { symbol: 0 } } }"
       " args { constant: 0 } }");
   EXPECT_EQ(*Evaluate(expr, {0}), 0);
   EXPECT_EQ(*Evaluate(expr, {5}), 2);
@@ -62,8 +64,9 @@ TEST(Edge_Expr, ArithmeticOverflowIsTyped) {
   for (const auto& expr :
        {Call(proto::Expr::ADD, {INT64_MAX, 1}), Call(proto::Expr::MUL, {INT64_MAX, 2}),
         Call(proto::Expr::FLOOR_DIV, {INT64_MIN, -1}), Call(proto::Expr::FLOOR_DIV, {1, 0}),
-        Call(proto::Expr::MOD, {1, 0}), Call(proto::Expr::POW, {10, 19}), Call(proto::Expr::POW, {2, -1}),
-        Call(proto::Expr::SHIFT_LEFT, {1, 63}), Call(proto::Expr::SHIFT_RIGHT, {1, -1})}) {
+        Call(proto::Expr::MOD, {1, 0}), Call(proto::Expr::POW, {10, 19}),
+        Call(proto::Expr::POW, {2, -1}), Call(proto::Expr::SHIFT_LEFT, {1, 63}),
+        Call(proto::Expr::SHIFT_RIGHT, {1, -1})}) {
     EXPECT_EQ(Evaluate(expr).status().code(), StatusCode::kOverflow) << expr.ShortDebugString();
   }
   EXPECT_EQ(*Evaluate(Call(proto::Expr::MOD, {INT64_MIN, -1})), 0);
@@ -75,7 +78,8 @@ TEST(Malicious_Expr, ShapeOfTreeIsChecked) {
   EXPECT_EQ(Evaluate(Text("symbol: 3"), {1}).status().code(), StatusCode::kGraph);
   EXPECT_EQ(Evaluate(Call(proto::Expr::FLOOR_DIV, {1})).status().code(), StatusCode::kGraph);
   EXPECT_EQ(Evaluate(Call(proto::Expr::ADD, {})).status().code(), StatusCode::kGraph);
-  EXPECT_EQ(Evaluate(Call(static_cast<proto::Expr::Kind>(77), {1})).status().code(), StatusCode::kGraph);
+  EXPECT_EQ(Evaluate(Call(static_cast<proto::Expr::Kind>(77), {1})).status().code(),
+            StatusCode::kGraph);
 }
 
 TEST(Malicious_Expr, DepthAndNodesAreBounded) {

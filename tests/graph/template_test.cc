@@ -78,7 +78,8 @@ TEST(Happy_Template, BindGivesBytes) {
 
 TEST(Happy_Template, GoldenTemplatesParse) {
   for (const std::string name : {"mlp", "llama_prefill", "llama_decode"}) {
-    const auto program = testing::ReadTextTemplate(std::string(SLICE_GOLDEN_DIR "/") + name + ".textproto");
+    const auto program =
+        testing::ReadTextTemplate(std::string(SLICE_GOLDEN_DIR "/") + name + ".textproto");
     const auto parsed = Template::Parse(program.SerializeAsString());
     ASSERT_TRUE(parsed.ok()) << name << ": " << parsed.status().ToString();
     std::vector<int64_t> symbols;
@@ -89,7 +90,8 @@ TEST(Happy_Template, GoldenTemplatesParse) {
     for (size_t g = 0; g < (*parsed)->groups().size(); ++g) {
       for (const uint32_t value : (*parsed)->groups()[g].values_in) {
         const auto& inputs = program.groups(static_cast<int>(g)).inputs();
-        EXPECT_NE(std::find(inputs.begin(), inputs.end(), value), inputs.end()) << name << " group " << g;
+        EXPECT_NE(std::find(inputs.begin(), inputs.end(), value), inputs.end())
+            << name << " group " << g;
       }
     }
   }
@@ -118,7 +120,8 @@ TEST(Happy_Template, WriteHazardsMakeEdges) {
   EXPECT_TRUE(groups[1].predecessors.empty());
   EXPECT_EQ(groups[2].predecessors, (std::vector<uint32_t>{0, 1}));  // write after read
   EXPECT_EQ(groups[3].predecessors, (std::vector<uint32_t>{2}));     // read after write
-  EXPECT_EQ(groups[4].predecessors, (std::vector<uint32_t>{2, 3}));  // write after write, write after read
+  EXPECT_EQ(groups[4].predecessors,
+            (std::vector<uint32_t>{2, 3}));  // write after write, write after read
   EXPECT_EQ(groups[2].successors, (std::vector<uint32_t>{3, 4}));
 }
 
@@ -127,13 +130,15 @@ TEST(Happy_Template, ContentHashIsOfTheBytes) {
   EXPECT_EQ(ContentHash("a"), 0xaf63dc4c8601ec8cu);
   Chain other;
   other.program.mutable_metadata()->set_model("other");
-  EXPECT_NE((*Template::Parse(Chain().Serialize()))->content_hash(), (*Template::Parse(other.Serialize()))->content_hash());
+  EXPECT_NE((*Template::Parse(Chain().Serialize()))->content_hash(),
+            (*Template::Parse(other.Serialize()))->content_hash());
 }
 
 TEST(Edge_Template, SymbolRangeIsInclusive) {
   const auto parsed = Template::Parse(Chain().Serialize());
   BoundSizes sizes;
-  for (const int64_t good : {1, 8}) EXPECT_TRUE((*parsed)->Bind(std::vector<int64_t>{good}, &sizes).ok());
+  for (const int64_t good : {1, 8})
+    EXPECT_TRUE((*parsed)->Bind(std::vector<int64_t>{good}, &sizes).ok());
   sizes.dynamic_bytes = {77};
   for (const int64_t bad : {int64_t{0}, int64_t{9}, INT64_MIN}) {
     const Status status = (*parsed)->Bind(std::vector<int64_t>{bad}, &sizes);
@@ -170,7 +175,8 @@ TEST(Edge_Template, ExpandedStridesCountTheExtent) {
 }
 
 TEST(Malicious_Template, GarbageIsRefused) {
-  for (const std::string& bytes : {std::string("\xff\xff\xff\xff"), std::string("\x0a"), std::string(64, '\x07')}) {
+  for (const std::string& bytes :
+       {std::string("\xff\xff\xff\xff"), std::string("\x0a"), std::string(64, '\x07')}) {
     EXPECT_EQ(Template::Parse(bytes).status().code(), StatusCode::kGraph);
   }
   EXPECT_EQ(Template::Parse("").status().code(), StatusCode::kGraph);
@@ -196,14 +202,16 @@ TEST(Malicious_Template, TruncationAtEveryByteNeverCrashes) {
 TEST(Malicious_Template, CyclicUseIsRefused) {
   Chain chain;  // the first node uses what the second makes
   chain.program.mutable_nodes(0)->mutable_args(0)->set_value(chain.b);
-  ExpectRefused(chain, StatusCode::kGraph, "node 0 (aten::relu): argument 'self' uses value 4 before it is defined");
+  ExpectRefused(chain, StatusCode::kGraph,
+                "node 0 (aten::relu): argument 'self' uses value 4 before it is defined");
 }
 
 TEST(Malicious_Template, DanglingUseIsRefused) {
   Chain chain;
   const uint32_t nobody = chain.Value({4, 4});
   chain.program.mutable_nodes(1)->mutable_args(1)->set_value(nobody);
-  ExpectRefused(chain, StatusCode::kGraph, "node 1 (aten::mm): argument 'mat2' uses value 6 before");
+  ExpectRefused(chain, StatusCode::kGraph,
+                "node 1 (aten::mm): argument 'mat2' uses value 6 before");
   chain.program.mutable_nodes(1)->mutable_args(1)->set_value(1000);
   ExpectRefused(chain, StatusCode::kGraph, "uses value 1000, there are 7");
 }
@@ -211,7 +219,8 @@ TEST(Malicious_Template, DanglingUseIsRefused) {
 TEST(Malicious_Template, SecondDefinitionIsRefused) {
   Chain chain;
   chain.program.mutable_nodes(1)->set_outputs(0, chain.a);
-  ExpectRefused(chain, StatusCode::kGraph, "node 1 (aten::mm) defines value 3, which is defined already");
+  ExpectRefused(chain, StatusCode::kGraph,
+                "node 1 (aten::mm) defines value 3, which is defined already");
   Chain twice;
   twice.Input("again", proto::Input::DYNAMIC, twice.x);
   ExpectRefused(twice, StatusCode::kGraph, "input 3 'again' defines value 0");
@@ -266,7 +275,8 @@ TEST(Malicious_Template, GroupsMustPartitionTheNodes) {
 TEST(Malicious_Template, ConsumerBeforeProducerIsRefused) {
   Chain chain;
   chain.program.mutable_nodes()->SwapElements(0, 1);
-  ExpectRefused(chain, StatusCode::kGraph, "node 0 (aten::mm): argument 'self' uses value 3 before it is defined");
+  ExpectRefused(chain, StatusCode::kGraph,
+                "node 0 (aten::mm): argument 'self' uses value 3 before it is defined");
 }
 
 TEST(Malicious_Template, UndeclaredWritesAndReadsAreRefused) {
@@ -275,13 +285,15 @@ TEST(Malicious_Template, UndeclaredWritesAndReadsAreRefused) {
   ExpectRefused(constant, StatusCode::kGraph, "lists input 1 'w' as written");
   Chain written;
   written.program.mutable_inputs(1)->set_written(true);
-  ExpectRefused(written, StatusCode::kGraph, "input 1 'w' is written, but only mutable and managed");
+  ExpectRefused(written, StatusCode::kGraph,
+                "input 1 'w' is written, but only mutable and managed");
   Chain dynamic;
   dynamic.program.mutable_inputs(0)->set_written(true);
   ExpectRefused(dynamic, StatusCode::kGraph, "input 0 'x' is written");
   Chain hidden;
   hidden.program.mutable_groups(1)->clear_reads();
-  ExpectRefused(hidden, StatusCode::kGraph, "uses input 1 'w', but group 1 'second' lists it neither");
+  ExpectRefused(hidden, StatusCode::kGraph,
+                "uses input 1 'w', but group 1 'second' lists it neither");
 }
 
 TEST(Malicious_Template, OverflowingSizesAreRefusedAtBind) {
@@ -310,10 +322,12 @@ TEST(Malicious_Template, NegativeSizesAreRefusedAtBind) {
   BoundSizes sizes;
   const Status status = (*parsed)->Bind(std::vector<int64_t>{1}, &sizes);
   EXPECT_EQ(status.code(), StatusCode::kOverflow);
-  EXPECT_NE(status.text().find("group 1 'second': workspace_bytes is -1"), std::string::npos) << status.text();
+  EXPECT_NE(status.text().find("group 1 'second': workspace_bytes is -1"), std::string::npos)
+      << status.text();
   Chain stride;
   stride.program.mutable_values(0)->mutable_meta()->mutable_strides(0)->set_constant(-4);
-  EXPECT_EQ((*Template::Parse(stride.Serialize()))->Bind(std::vector<int64_t>{2}, &sizes).code(), StatusCode::kOverflow);
+  EXPECT_EQ((*Template::Parse(stride.Serialize()))->Bind(std::vector<int64_t>{2}, &sizes).code(),
+            StatusCode::kOverflow);
 }
 
 TEST(Malicious_Template, ExpressionLimitsHoldInEveryPlace) {
@@ -374,7 +388,10 @@ TEST(Malicious_Template, ConstantsAreCheckedAgainstTheirShape) {
   constant->set_data(std::string(64 * 1024 + 1, 'x'));
   ExpectRefused(chain, StatusCode::kOverflow, "constant 0 has 65537 bytes");
   constant->set_data(std::string(16, 'x'));
-  chain.program.mutable_values(static_cast<int>(value))->mutable_meta()->mutable_sizes(0)->set_symbol(0);
+  chain.program.mutable_values(static_cast<int>(value))
+      ->mutable_meta()
+      ->mutable_sizes(0)
+      ->set_symbol(0);
   ExpectRefused(chain, StatusCode::kGraph, "must not depend on symbols");
 }
 
@@ -390,7 +407,8 @@ TEST(Malicious_Template, ArgumentsMustBeDistinctAndFilled) {
   ExpectRefused(name, StatusCode::kGraph, "operator 0: not a name");
   Chain untyped;
   untyped.program.mutable_values(static_cast<int>(untyped.a))->clear_meta();
-  ExpectRefused(untyped, StatusCode::kGraph, "node 1 (aten::mm): argument 'self' uses value 3, which has no tensor type");
+  ExpectRefused(untyped, StatusCode::kGraph,
+                "node 1 (aten::mm): argument 'self' uses value 3, which has no tensor type");
 }
 
 TEST(Malicious_Template, ShapesMustBeComplete) {

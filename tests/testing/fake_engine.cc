@@ -18,9 +18,11 @@ namespace {
 constexpr size_t kRingBytes = 64 * 1024;
 }  // namespace
 
-FakeEngine::FakeEngine(const std::string& executable, std::vector<uint32_t> device_domains, uint32_t domain_count,
-                       uint64_t pool_bytes)
-    : own_child_(true), device_domains_(std::move(device_domains)), domain_count_(domain_count),
+FakeEngine::FakeEngine(const std::string& executable, std::vector<uint32_t> device_domains,
+                       uint32_t domain_count, uint64_t pool_bytes)
+    : own_child_(true),
+      device_domains_(std::move(device_domains)),
+      domain_count_(domain_count),
       pool_bytes_(pool_bytes) {
   int pair[2];
   SLICE_CHECK(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0, "socketpair");
@@ -36,10 +38,13 @@ FakeEngine::FakeEngine(const std::string& executable, std::vector<uint32_t> devi
   MakeRings();
 }
 
-FakeEngine::FakeEngine(Fd control, pid_t pid, std::vector<uint32_t> device_domains, uint32_t domain_count,
-                       uint64_t pool_bytes)
-    : pid_(pid), control_(std::move(control)), device_domains_(std::move(device_domains)),
-      domain_count_(domain_count), pool_bytes_(pool_bytes) {
+FakeEngine::FakeEngine(Fd control, pid_t pid, std::vector<uint32_t> device_domains,
+                       uint32_t domain_count, uint64_t pool_bytes)
+    : pid_(pid),
+      control_(std::move(control)),
+      device_domains_(std::move(device_domains)),
+      domain_count_(domain_count),
+      pool_bytes_(pool_bytes) {
   MakeRings();
 }
 
@@ -59,7 +64,8 @@ void FakeEngine::MakeRings() {
   commands_.emplace(command_mapping_.data(), kRingBytes);
   reports_.emplace(report_mapping_.data(), kRingBytes);
   engine_event_ = CreateEventFd().value();
-  for (size_t i = 0; i < device_domains_.size(); ++i) device_events_.push_back(CreateEventFd().value());
+  for (size_t i = 0; i < device_domains_.size(); ++i)
+    device_events_.push_back(CreateEventFd().value());
 }
 
 proto::ExecutorAck FakeEngine::Call(proto::ExecutorRequest request, const std::vector<int>& fds) {
@@ -115,7 +121,8 @@ proto::ExecutorAck FakeEngine::AddTemplate(uint32_t id, const proto::GraphTempla
   return Call(request, {memory.get()});
 }
 
-proto::ExecutorAck FakeEngine::AddStatics(uint32_t set, const graph::Template& source, std::vector<int64_t> symbols) {
+proto::ExecutorAck FakeEngine::AddStatics(uint32_t set, const graph::Template& source,
+                                          std::vector<int64_t> symbols) {
   proto::ExecutorRequest request;
   proto::ExecutorTensorSet* layout = request.mutable_add_set();
   layout->set_set_id(set);
@@ -126,7 +133,8 @@ proto::ExecutorAck FakeEngine::AddStatics(uint32_t set, const graph::Template& s
     proto::SetTensor* tensor = layout->add_tensors();
     tensor->set_dtype(static_cast<uint32_t>(shape.dtype));
     tensor->set_offset(offset);
-    tensor->set_bytes(static_cast<uint64_t>(source.ValueBytes(source.inputs()[input].value, symbols).value()));
+    tensor->set_bytes(
+        static_cast<uint64_t>(source.ValueBytes(source.inputs()[input].value, symbols).value()));
     for (size_t d = 0; d < shape.sizes.size(); ++d) {
       tensor->add_sizes(source.expressions().Evaluate(shape.sizes[d], symbols).value());
       tensor->add_strides(source.expressions().Evaluate(shape.strides[d], symbols).value());
@@ -144,7 +152,8 @@ proto::ExecutorAck FakeEngine::AddStatics(uint32_t set, const graph::Template& s
     segments_[{set, domain}] = Mapping::Map(memories.back(), layout->segment_bytes(), true).value();
   }
   for (int t = 0; t < layout->tensors_size(); ++t) {
-    if (static_cast<proto::DType>(layout->tensors(t).dtype()) != proto::FLOAT32) continue;  // integers stay 0
+    if (static_cast<proto::DType>(layout->tensors(t).dtype()) != proto::FLOAT32)
+      continue;  // integers stay 0
     if (source.inputs()[source.statics()[static_cast<size_t>(t)]].written) continue;
     auto* numbers = reinterpret_cast<float*>(segment(set, 0) + layout->tensors(t).offset());
     for (uint64_t i = 0; i < layout->tensors(t).bytes() / sizeof(float); ++i) {
@@ -155,7 +164,8 @@ proto::ExecutorAck FakeEngine::AddStatics(uint32_t set, const graph::Template& s
   return Call(request, fds);
 }
 
-proto::ExecutorAck FakeEngine::AddBinding(uint32_t binding, uint32_t template_id, uint32_t set, size_t statics) {
+proto::ExecutorAck FakeEngine::AddBinding(uint32_t binding, uint32_t template_id, uint32_t set,
+                                          size_t statics) {
   proto::ExecutorRequest request;
   request.mutable_add_binding()->set_binding(binding);
   request.mutable_add_binding()->set_template_id(template_id);
@@ -219,7 +229,8 @@ void FakeEngine::StartInstance(uint64_t instance, uint32_t binding, const graph:
   PushBytes(wire::kStartInstance, payload, 0);
 }
 
-void FakeEngine::Issue(uint64_t instance, uint32_t op, uint32_t device, std::function<void(wire::Issue*)> change) {
+void FakeEngine::Issue(uint64_t instance, uint32_t op, uint32_t device,
+                       std::function<void(wire::Issue*)> change) {
   wire::Issue issue{};
   issue.instance = instance;
   issue.attempt = 1;
@@ -231,7 +242,9 @@ void FakeEngine::Issue(uint64_t instance, uint32_t op, uint32_t device, std::fun
   Push(wire::kIssue, issue, device);
 }
 
-void FakeEngine::EndInstance(uint64_t instance) { Push(wire::kEndInstance, wire::EndInstance{instance, 1, 0}); }
+void FakeEngine::EndInstance(uint64_t instance) {
+  Push(wire::kEndInstance, wire::EndInstance{instance, 1, 0});
+}
 
 void FakeEngine::Collect() {
   RecordRing::Record record;

@@ -1,5 +1,6 @@
-// Stands in for sliced: starts slice-executor as a child process and speaks both of its interfaces. Simple and works; no
-// scheduling. Each wait has a long timeout and fails the test by returning nothing.
+// Stands in for sliced: starts slice-executor as a child process and speaks both of its interfaces.
+// Simple and works; no scheduling. Each wait has a long timeout and fails the test by returning
+// nothing.
 #pragma once
 
 #include <sys/types.h>
@@ -27,23 +28,30 @@ class FakeEngine {
   static constexpr size_t kArenaBytes = size_t{32} << 20;
 
   // `executable` is slice-executor. One device per entry of device_domains.
-  FakeEngine(const std::string& executable, std::vector<uint32_t> device_domains, uint32_t domain_count,
-             uint64_t pool_bytes = uint64_t{64} << 20);
+  FakeEngine(const std::string& executable, std::vector<uint32_t> device_domains,
+             uint32_t domain_count, uint64_t pool_bytes = uint64_t{64} << 20);
   // Speaks to an executor that is there already (forked by a zygote).
-  FakeEngine(Fd control, pid_t pid, std::vector<uint32_t> device_domains, uint32_t domain_count, uint64_t pool_bytes);
+  FakeEngine(Fd control, pid_t pid, std::vector<uint32_t> device_domains, uint32_t domain_count,
+             uint64_t pool_bytes);
   ~FakeEngine();
 
   // ---- cold path
   proto::ExecutorAck Call(proto::ExecutorRequest request, const std::vector<int>& fds = {});
   proto::ExecutorAck Setup();
-  proto::ExecutorAck AddTenant(uint32_t tenant = kTenant, uint64_t pool_bytes_max = uint64_t{48} << 20);
+  proto::ExecutorAck AddTenant(uint32_t tenant = kTenant,
+                               uint64_t pool_bytes_max = uint64_t{48} << 20);
   proto::ExecutorAck AddTemplate(uint32_t id, const proto::GraphTemplate& program);
-  // One set with all statics of the template, mapped in every domain; domain 0 is filled with small numbers.
-  proto::ExecutorAck AddStatics(uint32_t set, const graph::Template& source, std::vector<int64_t> symbols = {});
-  proto::ExecutorAck AddBinding(uint32_t binding, uint32_t template_id, uint32_t set, size_t statics);
+  // One set with all statics of the template, mapped in every domain; domain 0 is filled with small
+  // numbers.
+  proto::ExecutorAck AddStatics(uint32_t set, const graph::Template& source,
+                                std::vector<int64_t> symbols = {});
+  proto::ExecutorAck AddBinding(uint32_t binding, uint32_t template_id, uint32_t set,
+                                size_t statics);
   proto::ExecutorAck Describe();
   std::byte* segment(uint32_t set, uint32_t domain) { return segments_.at({set, domain}).data(); }
-  const proto::SetTensor& layout(uint32_t set, int tensor) const { return layouts_.at(set).tensors(tensor); }
+  const proto::SetTensor& layout(uint32_t set, int tensor) const {
+    return layouts_.at(set).tensors(tensor);
+  }
 
   // ---- fast path
   template <typename T>
@@ -54,7 +62,8 @@ class FakeEngine {
   // Slots are laid out one behind the other from the arena's start: inputs, then results.
   void StartInstance(uint64_t instance, uint32_t binding, const graph::Template& source,
                      std::vector<int64_t> symbols = {});
-  void Issue(uint64_t instance, uint32_t op, uint32_t device, std::function<void(wire::Issue*)> change = {});
+  void Issue(uint64_t instance, uint32_t op, uint32_t device,
+             std::function<void(wire::Issue*)> change = {});
   void EndInstance(uint64_t instance);
   std::byte* arena() { return arena_.data(); }
   std::byte* input(size_t position) { return arena_.data() + inputs_[position].offset; }
@@ -65,7 +74,8 @@ class FakeEngine {
     uint32_t type = 0;
     std::vector<std::byte> payload;
   };
-  // Next report of `type`; others are kept for later calls. nullopt after `timeout_ms`, or when the executor is gone.
+  // Next report of `type`; others are kept for later calls. nullopt after `timeout_ms`, or when the
+  // executor is gone.
   template <typename T>
   std::optional<T> Wait(uint32_t type, int timeout_ms = 20'000) {
     const std::optional<Report> report = WaitReport(type, timeout_ms);
@@ -81,7 +91,7 @@ class FakeEngine {
 
   pid_t pid() const { return pid_; }
   void Kill();
-  int WaitExit();           // wait status of the child
+  int WaitExit();  // wait status of the child
 
  private:
   void MakeRings();

@@ -1,4 +1,5 @@
-// Builds graph templates for tests: rows of "y = op(a, b)" over 2-D float32 values, one group per call of Group().
+// Builds graph templates for tests: rows of "y = op(a, b)" over 2-D float32 values, one group per
+// call of Group().
 #pragma once
 
 #include <google/protobuf/text_format.h>
@@ -58,7 +59,8 @@ class TemplateBuilder {
     }
     return static_cast<uint32_t>(program.values_size() - 1);
   }
-  uint32_t Input(const std::string& name, proto::Input::Kind kind, uint32_t value, bool written = false) {
+  uint32_t Input(const std::string& name, proto::Input::Kind kind, uint32_t value,
+                 bool written = false) {
     proto::Input* input = program.add_inputs();
     input->set_name(name);
     input->set_kind(kind);
@@ -74,7 +76,8 @@ class TemplateBuilder {
     return static_cast<uint32_t>(program.operators_size() - 1);
   }
   // Tensor arguments by schema name.
-  proto::Node* Node(const std::string& op, std::initializer_list<std::pair<const char*, uint32_t>> args,
+  proto::Node* Node(const std::string& op,
+                    std::initializer_list<std::pair<const char*, uint32_t>> args,
                     std::initializer_list<int64_t> outputs) {
     proto::Node* node = program.add_nodes();
     node->set_operator_index(Operator(op));
@@ -92,7 +95,8 @@ class TemplateBuilder {
     arg->mutable_integer()->set_constant(value);
   }
   // Closes a group over the nodes added since the last one. reads, writes: input indices.
-  proto::Group* Group(const std::string& name, std::vector<uint32_t> reads = {}, std::vector<uint32_t> writes = {}) {
+  proto::Group* Group(const std::string& name, std::vector<uint32_t> reads = {},
+                      std::vector<uint32_t> writes = {}) {
     proto::Group* group = program.add_groups();
     group->set_name(name);
     group->set_signature(1 + static_cast<uint64_t>(program.groups_size()));
