@@ -329,17 +329,10 @@ std::string EngineLoop::StatusJson() {
   std::vector<DurationNs> samples(round_samples_.begin(), round_samples_.begin() + static_cast<std::ptrdiff_t>(count));
   std::sort(samples.begin(), samples.end());
   const auto quantile = [&](size_t percent) { return count == 0 ? 0 : samples[(count - 1) * percent / 100]; };
-  const engine::Counters& counters = engine_->counters();
   status["policy"] = engine_->policy_name();
   status["round_ns_p50"] = quantile(50);
   status["round_ns_p99"] = quantile(99);
   status["engine_turns"] = round_count_;
-  status["counters"] = {{"submits", counters.submits},         {"completions", counters.completions},
-                        {"failures", counters.failures},       {"refused", counters.refused},
-                        {"ops_executed", counters.ops_executed}, {"transfers", counters.transfers},
-                        {"recalls", counters.recalls},         {"deferrals", counters.deferrals},
-                        {"rounds", counters.rounds},           {"offline_ops", counters.offline_ops},
-                        {"offline_ops_off_home", counters.offline_ops_off_home}, {"parked", counters.parked}};
   status["sessions"] = tenants_.size();
   status["executor_up"] = executor_ != nullptr;
   status["timeline_on"] = timeline_.on();

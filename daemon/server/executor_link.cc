@@ -127,6 +127,7 @@ Status ZygoteLauncher::EnsureZygote() {
     // Only async-signal-safe calls: other threads may have held locks.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(126);
+    ::setpgid(0, 0);  // Ctrl-C in a terminal is for sliced, which lets running ops end
     sigset_t none;
     ::sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);

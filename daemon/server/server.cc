@@ -37,6 +37,8 @@ Result<std::unique_ptr<Server>> Server::Create(ServerConfig config, Parts parts)
 
 Status Server::Open(Parts parts) {
   started_ = MonotonicNow();
+  std::random_device random;
+  config_.engine.epoch = (uint64_t{random()} << 32) | random();
   RaiseDescriptorLimit();
   SLICE_RETURN_IF_ERROR(poller_.Open());
   SLICE_RETURN_IF_ERROR(mailbox_.Open());
@@ -68,10 +70,9 @@ Status Server::Open(Parts parts) {
                                                const auto found = sessions_.find(tenant.value);
                                                if (found != sessions_.end()) found->second->End(why);
                                              });
-  templates_ = std::make_unique<TemplateStore>(loop_.get(), supervisor_.get());
+  templates_ = std::make_unique<TemplateStore>(loop_.get(), supervisor_.get(), &mailbox_);
   services_ = std::make_unique<Services>(config_, poller_, mailbox_, *loop_, *supervisor_, *templates_);
-  std::random_device random;
-  services_->daemon_epoch = (uint64_t{random()} << 32) | random();
+  services_->daemon_epoch = config_.engine.epoch;
   services_->home_counts.resize(config_.devices.size());
   services_->find_session = [this](uint32_t number) -> Session* {
     const auto found = sessions_.find(number);
@@ -92,6 +93,7 @@ Status Server::Open(Parts parts) {
 Server::~Server() {
   sessions_.clear();
   if (loop_ != nullptr) loop_->Stop();
+  if (services_ != nullptr && services_->background.joinable()) services_->background.join();
 }
 
 Status Server::StopOnSignals() {

@@ -54,7 +54,7 @@ class Server {
   void Drain();
   std::string StatusJson();
 
-  const ServerConfig config_;
+  ServerConfig config_;   // not changed after Open
   Poller poller_;
   Mailbox mailbox_;
   std::unique_ptr<Listener> listener_;

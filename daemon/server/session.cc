@@ -118,6 +118,18 @@ void Session::OnReadable() {
   Dispatch(request, std::move(packet->fds));
 }
 
+void Session::Pause() {
+  busy_ = true;
+  services_->poller.SetEvents(socket_.get(), EPOLLRDHUP);
+}
+
+bool Session::Resume() {
+  if (ending_) return false;
+  busy_ = false;
+  services_->poller.SetEvents(socket_.get(), EPOLLIN);
+  return true;
+}
+
 void Session::Dispatch(const proto::Request& request, std::vector<Fd> fds) {
   using Kind = proto::Request::KindCase;
   request_id_ = request.id();

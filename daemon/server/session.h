@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -48,6 +49,7 @@ struct Services {
   Supervisor& supervisor;
   TemplateStore& templates;
   uint64_t daemon_epoch = 0;
+  std::thread background;                     // writes a timeline; at most one
   std::vector<uint32_t> home_counts;          // sessions by home device
   std::map<uid_t, uint32_t> tenants_of_uid;   // sessions after Hello
   uint32_t tenant_count = 0;
@@ -119,7 +121,11 @@ class Session {
   // session_admin.cc
   Status Administer(const proto::Request& request, std::vector<Fd>* fds);
   Status ControlTimeline(const proto::TimelineControl& request, std::vector<Fd>* fds);
+  void WriteTimeline(Fd file, Recording recording);
   std::vector<DomainIndex> DomainsOfTenant() const;
+  // Around a request that is answered later: the socket only reports a hang-up. Resume is false when the session ends.
+  void Pause();
+  bool Resume();
   TenantId tenant() const { return TenantId{number_}; }
 
   Services* services_;

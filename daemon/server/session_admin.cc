@@ -14,12 +14,12 @@ namespace {
 
 constexpr size_t kLabelBytesMax = 256;
 
-Status WriteAll(const Fd& file, const std::string& content) {
+Status WriteAll(const Fd& file, std::string_view content) {
   size_t done = 0;
   while (done < content.size()) {
     const ssize_t put = ::write(file.get(), content.data() + done, content.size() - done);
     if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return ErrnoError(StatusCode::kInvalid, errno, "cannot write the timeline at byte %zu", done);
+    if (put <= 0) return ErrnoError(StatusCode::kInvalid, errno, "cannot write the timeline");
     done += static_cast<size_t>(put);
   }
   return Status::Ok();
@@ -91,16 +91,15 @@ Status Session::ControlTimeline(const proto::TimelineControl& request, std::vect
       loop.Call([&] { loop.timeline().Start(MonotonicNow()); });
       break;
     case 1: {
-      SLICE_ASSIGN_OR_RETURN(const Fd file, OpenTarget(peer_, request.path(), fds));
+      if (services_->background.joinable()) {
+        return Error(StatusCode::kWouldBlock, "another timeline is being written: try again");
+      }
+      SLICE_ASSIGN_OR_RETURN(Fd file, OpenTarget(peer_, request.path(), fds));
       Result<Recording> recording = Error(StatusCode::kInternal, "not asked");
       loop.Call([&] { recording = loop.timeline().Stop(MonotonicNow()); });
       if (!recording.ok()) return recording.status();
-      SLICE_RETURN_IF_ERROR(WriteAll(file, recording->ToJson()));
-      const nlohmann::json summary = {{"events", recording->events.size()},
-                                      {"dropped", recording->dropped},
-                                      {"duration_ns", recording->stop - recording->start}};
-      reply.mutable_body()->set_text(summary.dump());
-      break;
+      WriteTimeline(std::move(file), std::move(*recording));
+      return Status::Ok();  // answered when it is written
     }
     case 2: {
       const std::string label = request.path().substr(0, kLabelBytesMax);
@@ -117,6 +116,30 @@ Status Session::ControlTimeline(const proto::TimelineControl& request, std::vect
   }
   ReplyWith(std::move(reply));
   return Status::Ok();
+}
+
+// On a thread of its own: a long recording takes seconds to write, and an executor may have to be restarted meanwhile.
+void Session::WriteTimeline(Fd file, Recording recording) {
+  Pause();
+  services_->background = std::thread([services = services_, number = number_, file = std::move(file),
+                                       recording = std::move(recording)] {
+    const Status status = recording.WriteJson([&file](std::string_view piece) { return WriteAll(file, piece); });
+    const nlohmann::json summary = {{"events", recording.events.size()},
+                                    {"dropped", recording.dropped},
+                                    {"duration_ns", recording.stop - recording.start}};
+    services->mailbox.Post([services, number, status, text = summary.dump()] {
+      services->background.join();
+      Session* session = services->find_session(number);
+      if (session == nullptr || !session->Resume()) return;
+      proto::Reply reply;
+      reply.mutable_body()->set_text(text);
+      if (status.ok()) {
+        session->ReplyWith(std::move(reply));
+      } else {
+        session->ReplyError(status);
+      }
+    });
+  });
 }
 
 }  // namespace slice::server

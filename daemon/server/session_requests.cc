@@ -2,8 +2,6 @@
 // so that the engine never names what the executor does not know; removal goes the other way round.
 #include <unistd.h>
 
-#include <sys/epoll.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -186,8 +184,7 @@ Status Session::ReplicateTensors(const proto::ReplicateTensors& request) {
   });
   SLICE_RETURN_IF_ERROR(status);
   // The answer comes when the copies are there; until then this socket only reports a hang-up.
-  busy_ = true;
-  services->poller.SetEvents(socket_.get(), EPOLLRDHUP);
+  Pause();
   const uint32_t number = number_;
   services->loop.Call([&] {
     const auto ready = [services, targets] {
@@ -200,10 +197,7 @@ Status Session::ReplicateTensors(const proto::ReplicateTensors& request) {
     services->loop.WhenTrue(ready_or_gone, [services, number] {
       services->mailbox.Post([services, number] {
         Session* session = services->find_session(number);
-        if (session == nullptr || session->ending_) return;
-        session->busy_ = false;
-        services->poller.SetEvents(session->socket_.get(), EPOLLIN);
-        session->ReplyWith({});
+        if (session != nullptr && session->Resume()) session->ReplyWith({});
       });
     });
   });

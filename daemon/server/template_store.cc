@@ -3,8 +3,6 @@
 #include <cstring>
 #include <utility>
 
-#include "common/log.h"
-
 namespace slice::server {
 
 Result<TemplateId> TemplateStore::Acquire(uid_t uid, const std::string& serialized, bool* known) {
@@ -49,16 +47,12 @@ Result<TemplateId> TemplateStore::Acquire(uid_t uid, const std::string& serializ
 void TemplateStore::Release(TemplateId id) {
   const auto found = entries_.find(id.value);
   if (found == entries_.end() || --found->second.references != 0) return;
-  Status removed;
-  loop_->Call([&] { removed = loop_->engine().RemoveTemplate(id); });
-  if (!removed.ok()) {
-    SLICE_LOG_ERROR("server", "template %u is not used by any session, but the engine keeps it: %s", id.value,
-                    removed.ToString().c_str());
-    found->second.references = 1;  // kept for good: better than a dangling name
-    return;
-  }
-  supervisor_->DropTemplate(id);
   entries_.erase(found);
+  // Its last bindings are removed, but the engine holds them until their instances have ended.
+  loop_->Call([this, id] {
+    loop_->WhenTrue([this, id] { return loop_->engine().RemoveTemplate(id).ok(); },
+                    [this, id] { mailbox_->Post([this, id] { supervisor_->DropTemplate(id); }); });
+  });
 }
 
 }  // namespace slice::server

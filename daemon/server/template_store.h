@@ -14,13 +14,15 @@
 #include "common/status.h"
 #include "daemon/graph/template.h"
 #include "daemon/server/engine_loop.h"
+#include "daemon/server/mailbox.h"
 #include "daemon/server/supervisor.h"
 
 namespace slice::server {
 
 class TemplateStore {
  public:
-  TemplateStore(EngineLoop* loop, Supervisor* supervisor) : loop_(loop), supervisor_(supervisor) {}
+  TemplateStore(EngineLoop* loop, Supervisor* supervisor, Mailbox* mailbox)
+      : loop_(loop), supervisor_(supervisor), mailbox_(mailbox) {}
 
   // Takes a reference. Errors: GRAPH, OVERFLOW (structure), OP_NOT_ALLOWED, EXECUTOR_LOST, the engine's.
   Result<TemplateId> Acquire(uid_t uid, const std::string& serialized, bool* known);
@@ -38,6 +40,7 @@ class TemplateStore {
   };
   EngineLoop* loop_;
   Supervisor* supervisor_;
+  Mailbox* mailbox_;        // to the server thread
   std::map<uint32_t, Entry> entries_;
   uint32_t next_id_ = 1;
 };

@@ -79,14 +79,81 @@ Result<Recording> Timeline::Stop(TimeNs now) {
   return std::exchange(recording_, Recording{});
 }
 
-std::string Recording::ToJson() const {
-  json out = json::array();
-  out.push_back(NameRecord("process_name", kDevicesProcess, 0, "devices"));
-  out.push_back(NameRecord("process_name", kLinksProcess, 0, "links"));
-  out.push_back(NameRecord("process_name", kSchedulerProcess, 0, "scheduler"));
-  out.push_back(NameRecord("thread_name", kSchedulerProcess, 0, "decisions"));
+namespace {
+
+// One JSON array, written in pieces of about a megabyte.
+class EventWriter {
+ public:
+  explicit EventWriter(const std::function<Status(std::string_view)>& write) : write_(write) {}
+  void Raw(std::string_view text) {
+    buffer_ += text;
+    if (buffer_.size() >= kPieceBytes) Flush();
+  }
+  void Add(const json& event) {
+    if (!std::exchange(is_first_, false)) buffer_ += ",\n";
+    // Tenants choose names: what is not UTF-8 is replaced.
+    Raw(event.dump(-1, ' ', false, json::error_handler_t::replace));
+  }
+  Status Finish() {
+    Flush();
+    return status_;
+  }
+
+ private:
+  static constexpr size_t kPieceBytes = 1 << 20;
+  void Flush() {
+    if (status_.ok()) status_ = write_(buffer_);
+    buffer_.clear();
+  }
+  const std::function<Status(std::string_view)>& write_;
+  std::string buffer_;
+  Status status_;
+  bool is_first_ = true;
+};
+
+json ArgsOf(const Recording& recording, const Recording::Event& item) {
+  const TraceEvent& event = item.event;
+  json args = {{"kind", KindName(event.kind)}};
+  if (event.tenant) {
+    const auto name = recording.tenant_names.find(event.tenant.value);
+    args["tenant"] = name == recording.tenant_names.end() ? "tenant " + std::to_string(event.tenant.value) : name->second;
+    args["tenant_id"] = event.tenant.value;
+    args["class"] = ClassName(event.service_class);
+  }
+  if (event.sequence) args["sequence"] = event.sequence.value;
+  if (event.instance) {
+    args["instance"] = event.instance.value;
+    args["op"] = event.op;
+  }
+  if (event.predicted_finish != 0) {
+    args["predicted_start_us"] = Microseconds(event.predicted_start - recording.start);
+    args["predicted_end_us"] = Microseconds(event.predicted_finish - recording.start);
+  }
+  if (event.cpu != 0) args["cpu_us"] = Microseconds(event.cpu);
+  if (event.bytes != 0) args["bytes"] = event.bytes;
+  if (!event.text.empty()) args["text"] = event.text;
+  return args;
+}
+
+std::string NameOf(const Recording::Event& item) {
+  if (item.event.kind == TraceEvent::Kind::kOp && !item.name.empty()) return item.name;
+  std::string name = KindName(item.event.kind);
+  if (!item.name.empty()) name += " " + item.name;
+  if (!item.event.text.empty()) name += ": " + item.event.text;
+  return name;
+}
+
+}  // namespace
+
+Status Recording::WriteJson(const std::function<Status(std::string_view)>& write) const {
+  EventWriter out(write);
+  out.Raw("{\"traceEvents\":[\n");
+  out.Add(NameRecord("process_name", kDevicesProcess, 0, "devices"));
+  out.Add(NameRecord("process_name", kLinksProcess, 0, "links"));
+  out.Add(NameRecord("process_name", kSchedulerProcess, 0, "scheduler"));
+  out.Add(NameRecord("thread_name", kSchedulerProcess, 0, "decisions"));
   for (uint32_t d = 0; d < device_names.size(); ++d) {
-    out.push_back(NameRecord("thread_name", kDevicesProcess, d, device_names[d]));
+    out.Add(NameRecord("thread_name", kDevicesProcess, d, device_names[d]));
   }
   const auto domain = [this](DomainIndex index) {
     return index < domain_names.size() ? domain_names[index] : std::string("host");
@@ -94,70 +161,52 @@ std::string Recording::ToJson() const {
   std::map<std::pair<DomainIndex, DomainIndex>, uint32_t> links;
   for (const Event& item : events) {
     const TraceEvent& event = item.event;
-    json args = {{"kind", KindName(event.kind)}};
-    if (event.tenant) {
-      const auto name = tenant_names.find(event.tenant.value);
-      args["tenant"] = name == tenant_names.end() ? "tenant " + std::to_string(event.tenant.value) : name->second;
-      args["tenant_id"] = event.tenant.value;
-      args["class"] = ClassName(event.service_class);
-    }
-    if (event.sequence) args["sequence"] = event.sequence.value;
-    if (event.instance) {
-      args["instance"] = event.instance.value;
-      args["op"] = event.op;
-    }
-    if (event.predicted_finish != 0) {
-      args["predicted_start_us"] = Microseconds(event.predicted_start - start);
-      args["predicted_end_us"] = Microseconds(event.predicted_finish - start);
-    }
-    if (event.cpu != 0) args["cpu_us"] = Microseconds(event.cpu);
-    if (event.bytes != 0) args["bytes"] = event.bytes;
-    if (!event.text.empty()) args["text"] = event.text;
-
-    json record = {{"cat", event.tenant ? ClassName(event.service_class) : "daemon"},
-                   {"ts", Microseconds(event.start - start)}};
+    json args = ArgsOf(*this, item);
     const bool is_span = event.finish > event.start;
-    record["ph"] = is_span ? "X" : "i";
-    if (is_span) record["dur"] = Microseconds(event.finish - event.start);
+    json record = {{"cat", event.tenant ? ClassName(event.service_class) : "daemon"},
+                   {"name", NameOf(item)},
+                   {"ph", is_span ? "X" : "i"},
+                   {"ts", Microseconds(event.start - start)},
+                   {"pid", kSchedulerProcess},
+                   {"tid", 0}};
+    if (is_span) {
+      record["dur"] = Microseconds(event.finish - event.start);
+    } else {
+      // Scope: marks and policy switches cross all tracks, the rest belongs to its own.
+      const bool is_global = event.kind == TraceEvent::Kind::kMark || event.kind == TraceEvent::Kind::kPolicy;
+      record["s"] = is_global ? "g" : "t";
+    }
     if (event.kind == TraceEvent::Kind::kTransfer) {
       const auto key = std::pair(event.source, event.destination);
       const auto [link, is_new] = links.try_emplace(key, static_cast<uint32_t>(links.size()));
       if (is_new) {
-        out.push_back(NameRecord("thread_name", kLinksProcess, link->second, domain(key.first) + " -> " + domain(key.second)));
+        out.Add(NameRecord("thread_name", kLinksProcess, link->second, domain(key.first) + " -> " + domain(key.second)));
       }
       record["pid"] = kLinksProcess;
       record["tid"] = link->second;
       args["source"] = domain(event.source);
       args["destination"] = domain(event.destination);
-    } else if (event.device != kNoDevice && event.device < device_names.size()) {
+    } else if (event.device < device_names.size()) {
       record["pid"] = kDevicesProcess;
       record["tid"] = event.device;
-    } else {
-      record["pid"] = kSchedulerProcess;
-      record["tid"] = 0;
     }
-    if (!is_span) {
-      // Scope: marks and policy switches cross all tracks, the rest belongs to its own.
-      const bool is_global = event.kind == TraceEvent::Kind::kMark || event.kind == TraceEvent::Kind::kPolicy;
-      record["s"] = is_global ? "g" : "t";
-    }
-    std::string name = item.name;
-    if (event.kind != TraceEvent::Kind::kOp || name.empty()) {
-      name = KindName(event.kind);
-      if (!item.name.empty()) name += " " + item.name;
-      if (!event.text.empty()) name += ": " + event.text;
-    }
-    record["name"] = std::move(name);
     record["args"] = std::move(args);
-    out.push_back(std::move(record));
+    out.Add(record);
   }
-  const json whole = {{"traceEvents", std::move(out)},
-                      {"displayTimeUnit", "ms"},
-                      {"otherData",
-                       {{"start_ns", start}, {"stop_ns", stop}, {"events_dropped", dropped},
-                        {"clock", "CLOCK_MONOTONIC, microseconds since start_ns"}}}};
-  // Tenants choose names: what is not UTF-8 is replaced.
-  return whole.dump(-1, ' ', false, json::error_handler_t::replace);
+  const json about = {{"start_ns", start}, {"stop_ns", stop}, {"events_dropped", dropped},
+                      {"clock", "CLOCK_MONOTONIC, microseconds since start_ns"}};
+  out.Raw("\n],\"displayTimeUnit\":\"ms\",\"otherData\":" + about.dump() + "}\n");
+  return out.Finish();
+}
+
+std::string Recording::ToJson() const {
+  std::string text;
+  const Status status = WriteJson([&text](std::string_view piece) {
+    text += piece;
+    return Status::Ok();
+  });
+  SLICE_CHECK(status.ok(), "appending to a string");
+  return text;
 }
 
 }  // namespace slice::server

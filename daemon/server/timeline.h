@@ -4,12 +4,15 @@
 // Tracks: one thread per device in process 1 "devices", one per link in process 2 "links", one for decisions without a
 // device in process 3 "scheduler". Every op carries tenant, class, sequence, instance, op, predicted start and end.
 //
-// Owner: the engine loop records; the server thread takes a finished recording and writes it. Not thread-safe: both go
-// through the engine thread. Memory is bounded: past the limit events are counted and dropped.
+// Owner: the engine loop. Threads: the engine thread records, starts and stops; a finished Recording belongs to whoever
+// took it. Memory is bounded: past the limit events are counted and dropped.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -25,13 +28,15 @@ struct Recording {
     engine::TraceEvent event;  // event.name is not used: it may be gone
     std::string name;
   };
-  std::vector<Event> events;
+  std::deque<Event> events;  // grows without moving what is there: the engine thread records
   std::vector<std::string> device_names, domain_names;
   std::unordered_map<uint32_t, std::string> tenant_names;
   TimeNs start = 0, stop = 0;
   uint64_t dropped = 0;
 
-  // Chrome trace JSON, whole. Times are microseconds since the recording's start.
+  // Chrome trace JSON, handed out piece by piece (it may have hundreds of megabytes). Times are microseconds since the
+  // recording's start. Errors: those of `write`.
+  Status WriteJson(const std::function<Status(std::string_view)>& write) const;
   std::string ToJson() const;
 };
 
