@@ -1,7 +1,5 @@
 // Turns tenant bytes into a checked Template. Every count and index is bounded before it is used;
 // every refusal says which node, value, group or input is wrong.
-#include <google/protobuf/io/coded_stream.h>
-
 #include <algorithm>
 #include <string>
 #include <unordered_map>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "daemon/graph/template.h"
+#include "daemon/graph/template_counts.h"
 
 namespace slice::graph {
 namespace {
@@ -38,60 +37,6 @@ bool IsStaticKind(proto::Input::Kind kind) {
 void SortUnique(std::vector<uint32_t>* list) {
   std::sort(list->begin(), list->end());
   list->erase(std::unique(list->begin(), list->end()), list->end());
-}
-
-// Counts the top-level fields before protobuf allocates anything for them: two bytes on the wire
-// make an object of fifty, so a small template could otherwise ask for gigabytes.
-Status CheckCounts(std::string_view serialized, const Limits& limits) {
-  struct Bound {
-    int field;
-    const char* what;
-    uint64_t max;
-    uint64_t seen;
-  };
-  Bound bounds[] = {
-      {proto::GraphTemplate::kSymbolsFieldNumber, "symbols", limits.symbols_max, 0},
-      {proto::GraphTemplate::kValuesFieldNumber, "values", limits.values_max, 0},
-      {proto::GraphTemplate::kConstantsFieldNumber, "constants", limits.inputs_max, 0},
-      {proto::GraphTemplate::kInputsFieldNumber, "inputs", limits.inputs_max, 0},
-      {proto::GraphTemplate::kOperatorsFieldNumber, "operators", limits.nodes_max, 0},
-      {proto::GraphTemplate::kNodesFieldNumber, "nodes", limits.nodes_max, 0},
-      {proto::GraphTemplate::kGroupsFieldNumber, "groups", limits.groups_max, 0},
-      {proto::GraphTemplate::kOutputsFieldNumber, "outputs", limits.inputs_max, 0}};
-  google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(serialized.data()),
-                                                static_cast<int>(serialized.size()));
-  while (const uint32_t tag = stream.ReadTag()) {
-    for (Bound& bound : bounds) {
-      if (bound.field == static_cast<int>(tag >> 3) && ++bound.seen > bound.max) {
-        return Error(StatusCode::kOverflow, "template has more than %llu %s",
-                     static_cast<unsigned long long>(bound.max), bound.what);
-      }
-    }
-    uint64_t number = 0;
-    uint32_t length = 0;
-    bool ok = false;
-    switch (tag & 7) {
-      case 0:
-        ok = stream.ReadVarint64(&number);
-        break;
-      case 1:
-        ok = stream.Skip(8);
-        break;
-      case 2:
-        ok = stream.ReadVarint32(&length) && length <= INT32_MAX &&
-             stream.Skip(static_cast<int>(length));
-        break;
-      case 5:
-        ok = stream.Skip(4);
-        break;
-      default:
-        break;
-    }
-    if (!ok)
-      return Error(StatusCode::kGraph, "template is not a GraphTemplate message (byte %d)",
-                   stream.CurrentPosition());
-  }
-  return Status::Ok();
 }
 
 }  // namespace

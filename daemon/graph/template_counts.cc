@@ -1,0 +1,59 @@
+#include "daemon/graph/template_counts.h"
+
+#include <google/protobuf/io/coded_stream.h>
+
+namespace slice::graph {
+
+Status CheckCounts(std::string_view serialized, const Limits& limits) {
+  struct Bound {
+    int field;
+    const char* what;
+    uint64_t max;
+    uint64_t seen;
+  };
+  Bound bounds[] = {
+      {proto::GraphTemplate::kSymbolsFieldNumber, "symbols", limits.symbols_max, 0},
+      {proto::GraphTemplate::kValuesFieldNumber, "values", limits.values_max, 0},
+      {proto::GraphTemplate::kConstantsFieldNumber, "constants", limits.inputs_max, 0},
+      {proto::GraphTemplate::kInputsFieldNumber, "inputs", limits.inputs_max, 0},
+      {proto::GraphTemplate::kOperatorsFieldNumber, "operators", limits.nodes_max, 0},
+      {proto::GraphTemplate::kNodesFieldNumber, "nodes", limits.nodes_max, 0},
+      {proto::GraphTemplate::kGroupsFieldNumber, "groups", limits.groups_max, 0},
+      {proto::GraphTemplate::kOutputsFieldNumber, "outputs", limits.inputs_max, 0}};
+  google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(serialized.data()),
+                                                static_cast<int>(serialized.size()));
+  while (const uint32_t tag = stream.ReadTag()) {
+    for (Bound& bound : bounds) {
+      if (bound.field == static_cast<int>(tag >> 3) && ++bound.seen > bound.max) {
+        return Error(StatusCode::kOverflow, "template has more than %llu %s",
+                     static_cast<unsigned long long>(bound.max), bound.what);
+      }
+    }
+    uint64_t number = 0;
+    uint32_t length = 0;
+    bool ok = false;
+    switch (tag & 7) {
+      case 0:
+        ok = stream.ReadVarint64(&number);
+        break;
+      case 1:
+        ok = stream.Skip(8);
+        break;
+      case 2:
+        ok = stream.ReadVarint32(&length) && length <= INT32_MAX &&
+             stream.Skip(static_cast<int>(length));
+        break;
+      case 5:
+        ok = stream.Skip(4);
+        break;
+      default:
+        break;
+    }
+    if (!ok)
+      return Error(StatusCode::kGraph, "template is not a GraphTemplate message (byte %d)",
+                   stream.CurrentPosition());
+  }
+  return Status::Ok();
+}
+
+}  // namespace slice::graph
