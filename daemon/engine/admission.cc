@@ -390,6 +390,9 @@ void EngineImpl::AdmitWaiting(TimeNs now) {
 }
 
 bool EngineImpl::TryStart(Instance* instance, TimeNs now, uint64_t* blocked_domains) {
+  for (const PieceUse& use : instance->binding->pieces) {
+    if (use.piece->moving) return false;  // its home is not known yet
+  }
   AssignHome(instance);
   uint64_t domains = 0;
   for (const DomainIndex home : instance->home) domains |= uint64_t{1} << home;

@@ -134,12 +134,28 @@ void EngineImpl::Run(TimeNs now) {
     for (int round = 0; round < kRoundsPerPass && Round(now); ++round) {
     }
     const bool replaced = IssueAll(now);
-    if (!replaced && !admission_dirty_) break;
+    if (replaced || admission_dirty_) continue;
+    ScheduleWake(now);
+    // Nothing runs, nothing is awaited, and there is work: what is placed waits for what the budgets keep out.
+    if (!Stalled()) break;
+    ignore_budget_ = true;
+    const bool placed = Round(now);
+    ignore_budget_ = false;
+    if (!placed) break;
   }
   work_dirty_ = false;
   PredictPending(now);
   ScheduleWake(now);
   Publish();
+}
+
+bool EngineImpl::Stalled() const {
+  bool placed = false;
+  for (const DeviceState& device : devices_) {
+    if (!device.issued.empty() || !device.launched.empty()) return false;
+    placed |= !device.placed.empty();
+  }
+  return placed && next_wake_ == kNever && arbiter_.size() == 0;
 }
 
 void EngineImpl::ScheduleWake(TimeNs now) {

@@ -81,6 +81,7 @@ class EngineImpl final : public Engine {
  private:
   // ---- engine.cc
   void ScheduleWake(TimeNs now);
+  bool Stalled() const;
   void Publish();                      // device, domain and tenant records of the GMG; closes the instance blocks
   Tenant* FindTenant(TenantId id) const;
   Sequence* FindSequence(TenantId tenant, uint64_t number) const;
@@ -158,6 +159,7 @@ class EngineImpl final : public Engine {
   bool Round(TimeNs now);              // false: nothing more to place now
   bool MayPlace(const Instance& instance, TimeNs now);
   bool CollectBatch(Instance* instance, std::vector<uint32_t>* batch);
+  bool QueuesPlaced(const Instance& instance, uint32_t op);
   uint64_t AllowedDevices(const Instance& instance, uint32_t op);
   bool CanMove(const Piece& piece, const Instance& instance, DomainIndex domain) const;
   void Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device, TimeNs now);
@@ -293,6 +295,7 @@ class EngineImpl final : public Engine {
   bool round_order_fresh_ = false;
   bool snapshot_fresh_ = false;
   int deferrals_left_ = 0;
+  bool ignore_budget_ = false;         // stalled: place one more batch all the same
   std::vector<uint32_t> batch_, missing_;
   std::vector<OpRef> issue_order_, recall_;
   std::vector<sim::OpIndex> batch_snapshot_;

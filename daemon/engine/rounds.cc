@@ -88,6 +88,27 @@ uint64_t EngineImpl::AllowedDevices(const Instance& instance, uint32_t op) {
   return devices & instance.tenant->config.device_mask;
 }
 
+// Earlier entries of its pieces' queues are predecessors as well: placed first, or later entries could fill the devices'
+// budgets with ops that wait for ones that cannot be placed any more.
+bool EngineImpl::QueuesPlaced(const Instance& instance, uint32_t op) {
+  for (const PieceUse& use : instance.binding->group_pieces[op]) {
+    for (const AccessEntry& entry : use.piece->queue.entries()) {
+      if (entry.kind != AccessEntry::Kind::kInstance) continue;
+      if (entry.owner == instance.id.value) break;
+      if (!entry.write && !use.write) continue;
+      const Instance* const other = FindInstance(entry.owner);
+      if (other == nullptr || other->phase == Phase::kEnding) continue;
+      for (const PieceUse& theirs : other->binding->pieces) {
+        if (theirs.piece != use.piece) continue;
+        for (const uint32_t group : theirs.groups) {
+          if (!gmg::IsPlacedOrLater(Op(*other, group).state)) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
 // The first op of the unscheduled frontier and what follows it, while one device may run all of it.
 bool EngineImpl::CollectBatch(Instance* instance, std::vector<uint32_t>* batch) {
   batch->clear();
@@ -103,7 +124,7 @@ bool EngineImpl::CollectBatch(Instance* instance, std::vector<uint32_t>* batch) 
       connected |= inside;
       ready &= inside || gmg::IsPlacedOrLater(ops[before].state);
     }
-    if (!connected || !ready) continue;
+    if (!connected || !ready || !QueuesPlaced(*instance, op)) continue;
     if (!batch->empty() && time + instance->ops[op].duration > config_.batch_time_max) break;
     const uint64_t both = allowed & AllowedDevices(*instance, op);
     if (!batch->empty() && both == 0) break;
@@ -137,6 +158,8 @@ bool EngineImpl::Round(TimeNs now) {
     uint64_t open_devices = 0;
     const ServiceClass service_class = QueueClass(*instance);
     for (const DeviceState& device : devices_) {
+      const bool idle = ignore_budget_ && device.issued.empty() && device.launched.empty();
+      if (idle) open_devices |= uint64_t{1} << device.index;
       if (device.placed.size() < 2 * config_.batch_ops_max && Backlog(device, service_class) < 2 * config_.batch_time_max) {
         open_devices |= uint64_t{1} << device.index;
       }

@@ -204,6 +204,7 @@ void EngineImpl::SettleTransfer(Transfer* transfer, StatusCode status, TimeNs no
     Send(wire::kDropReplica, wire::DropReplica{set->config.id.value, piece->tensor, left, {}});
     if (ok) piece->domain = transfer->destination;
     piece->moving = false;
+    admission_dirty_ = true;
     piece->queue.Remove(AccessEntry::Kind::kMove, transfer->id.value);
     PublishPiece(*piece);
     if (!ok) ForgetMove(piece, now);

@@ -62,6 +62,7 @@ void VirtualExecutor::Die() {
   }
   for (OpRun& run : ops) {
     if (!run.ended) run.finish = now_;
+    run.ended = true;
   }
 }
 
