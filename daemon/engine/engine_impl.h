@@ -161,7 +161,7 @@ class EngineImpl final : public Engine {
   bool CollectBatch(Instance* instance, std::vector<uint32_t>* batch);
   bool QueuesPlaced(const Instance& instance, uint32_t op);
   uint64_t AllowedDevices(const Instance& instance, uint32_t op);
-  bool CanMove(const Piece& piece, const Instance& instance, DomainIndex domain) const;
+  bool CanMove(const Piece& piece, const Instance& instance, uint32_t op, DomainIndex domain) const;
   void Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device, TimeNs now);
   void Defer(Instance* instance, TimeNs retry_at, TimeNs now, const char* cause);
   void LogDecision(const Instance& instance, std::span<const uint32_t> batch, const sched::Decision& decision, TimeNs now);

@@ -169,7 +169,7 @@ EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceSta
       int64_t bytes = 0;
       for (const PieceUse& use : instance->binding->group_pieces[op]) {
         if (use.piece->domain == domain) continue;
-        if (!CanMove(*use.piece, *instance, domain)) return elsewhere();
+        if (!CanMove(*use.piece, *instance, op, domain)) return elsewhere();
         bytes += use.piece->bytes;
       }
       if (bytes > ledger_.retained_free(domain)) return elsewhere();

@@ -39,12 +39,14 @@ DurationNs EngineImpl::Backlog(const DeviceState& device, ServiceClass service_c
   return total;
 }
 
-bool EngineImpl::CanMove(const Piece& piece, const Instance& instance, DomainIndex domain) const {
+bool EngineImpl::CanMove(const Piece& piece, const Instance& instance, uint32_t op, DomainIndex domain) const {
   if (!piece.managed || piece.lost || piece.moving || (piece.set->config.segment_domains >> domain & 1) == 0 ||
       piece.bytes > ledger_.retained_free(domain)) {
     return false;
   }
-  // Only while nobody else who has started counts on its place, and no better class is queued behind.
+  // Home, or to where other pieces of the op went already: it has nowhere else to run.
+  if (domain == instance.home[op] || instance.ops[op].moved_piece) return true;
+  // Else only while nobody else who has started counts on its place, and no better class is queued behind.
   for (const AccessEntry& entry : piece.queue.entries()) {
     if (entry.kind == AccessEntry::Kind::kMove) return false;
     if (entry.kind != AccessEntry::Kind::kInstance) continue;
@@ -67,7 +69,7 @@ uint64_t EngineImpl::AllowedDevices(const Instance& instance, uint32_t op) {
   for (const PieceUse& use : instance.binding->group_pieces[op]) {
     uint64_t reachable = uint64_t{1} << use.piece->domain;
     for (DomainIndex d = 0; d < config_.domains.size(); ++d) {
-      if ((reachable >> d & 1) == 0 && (domains >> d & 1) != 0 && CanMove(*use.piece, instance, d)) reachable |= uint64_t{1} << d;
+      if ((reachable >> d & 1) == 0 && (domains >> d & 1) != 0 && CanMove(*use.piece, instance, op, d)) reachable |= uint64_t{1} << d;
     }
     domains &= reachable;
   }

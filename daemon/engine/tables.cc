@@ -178,17 +178,19 @@ Status EngineImpl::RemoveTensorSet(TensorSetId id, TimeNs now) {
   now_ = now;
   const auto found = sets_.find(id);
   if (found == sets_.end()) return Error(StatusCode::kStale, "tensor set %u is gone", id.value);
-  found->second->removing = true;
+  TensorSet* const set = found->second.get();
+  set->removing = true;
+  ++set->uses;  // keeps it until the end of this function
   for (const auto& transfer : transfers_) {
-    if (transfer->live && transfer->set == found->second.get()) CancelTransfer(transfer.get());
+    if (transfer->live && transfer->set == set) CancelTransfer(transfer.get());
   }
   for (size_t r = replications_.size(); r-- > 0;) {
-    if (replications_[r].set == found->second.get()) {
-      replications_[r].failed = true;
-      if (replications_[r].in_flight == 0) EndReplication(r);
-    }
+    if (replications_[r].set != set) continue;
+    replications_[r].failed = true;
+    if (replications_[r].in_flight == 0) EndReplication(r);
   }
-  ReapSet(found->second.get());
+  --set->uses;
+  ReapSet(set);
   Publish();
   return Status::Ok();
 }

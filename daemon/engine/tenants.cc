@@ -244,7 +244,8 @@ void EngineImpl::FinishPart(CommandPart* part, StatusCode status, TimeNs now) {
     if (ran && command->kind != wire::kTensorRead && status != StatusCode::kCancelled) piece->lost = true;
   }
   piece->queue.Remove(AccessEntry::Kind::kCommand, part->id.value);
-  if (piece->lost && ran) LosePiece(piece, now);
+  // Half done, or a reset that others counted on was withdrawn.
+  if (piece->lost && (ran || command->kind == wire::kTensorReset)) LosePiece(piece, now);
   PumpCommands(piece, now);
   work_dirty_ = true;
   --piece->set->uses;
