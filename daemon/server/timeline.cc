@@ -15,6 +15,7 @@ using nlohmann::json;
 constexpr int kDevicesProcess = 1;
 constexpr int kLinksProcess = 2;
 constexpr int kSchedulerProcess = 3;
+constexpr int kRequestsProcess = 4;
 
 const char* KindName(TraceEvent::Kind kind) {
   switch (kind) {
@@ -125,10 +126,8 @@ json ArgsOf(const Recording& recording, const Recording::Event& item) {
     args["instance"] = event.instance.value;
     args["op"] = event.op;
   }
-  if (event.predicted_finish != 0) {
-    args["predicted_start_us"] = Microseconds(event.predicted_start - recording.start);
-    args["predicted_end_us"] = Microseconds(event.predicted_finish - recording.start);
-  }
+  if (event.predicted_start != 0) args["predicted_start_us"] = Microseconds(event.predicted_start - recording.start);
+  if (event.predicted_finish != 0) args["predicted_end_us"] = Microseconds(event.predicted_finish - recording.start);
   if (event.cpu != 0) args["cpu_us"] = Microseconds(event.cpu);
   if (event.bytes != 0) args["bytes"] = event.bytes;
   if (!event.text.empty()) args["text"] = event.text;
@@ -151,6 +150,7 @@ Status Recording::WriteJson(const std::function<Status(std::string_view)>& write
   out.Add(NameRecord("process_name", kDevicesProcess, 0, "devices"));
   out.Add(NameRecord("process_name", kLinksProcess, 0, "links"));
   out.Add(NameRecord("process_name", kSchedulerProcess, 0, "scheduler"));
+  out.Add(NameRecord("process_name", kRequestsProcess, 0, "requests"));
   out.Add(NameRecord("thread_name", kSchedulerProcess, 0, "decisions"));
   for (uint32_t d = 0; d < device_names.size(); ++d) {
     out.Add(NameRecord("thread_name", kDevicesProcess, d, device_names[d]));
@@ -191,6 +191,17 @@ Status Recording::WriteJson(const std::function<Status(std::string_view)>& write
       record["tid"] = event.device;
     }
     record["args"] = std::move(args);
+    if (event.kind == TraceEvent::Kind::kComplete && is_span) {
+      // Requests overlap: asynchronous pairs instead of slices on one track.
+      record.erase("dur");
+      record["pid"] = kRequestsProcess;
+      record["tid"] = event.tenant.value;
+      record["id"] = event.instance.value;
+      record["ph"] = "b";
+      out.Add(record);
+      record["ph"] = "e";
+      record["ts"] = Microseconds(event.finish - start);
+    }
     out.Add(record);
   }
   const json about = {{"start_ns", start}, {"stop_ns", stop}, {"events_dropped", dropped},

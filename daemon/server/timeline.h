@@ -2,7 +2,7 @@
 // is on and writes them as Chrome trace JSON (opens in Perfetto and chrome://tracing).
 //
 // Tracks: one thread per device in process 1 "devices", one per link in process 2 "links", one for decisions without a
-// device in process 3 "scheduler". Every op carries tenant, class, sequence, instance, op, predicted start and end.
+// device in process 3 "scheduler", requests as asynchronous events in process 4 "requests". Every op carries tenant, class, sequence, instance, op, predicted start and end.
 //
 // Owner: the engine loop. Threads: the engine thread records, starts and stops; a finished Recording belongs to whoever
 // took it. Memory is bounded: past the limit events are counted and dropped.

@@ -1,0 +1,151 @@
+// sliced as a process: starting, stopping, dying parts. The executor is the torch-free double: what ops compute does not
+// matter here, see live_test.cc.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include "tests/integration/mlp_tenant.h"
+#include "tests/testing/live_daemon.h"
+
+namespace slice::testing {
+namespace {
+
+class DaemonTest : public ::testing::Test {
+ protected:
+  static pid_t ExecutorPid(const LiveDaemon& daemon) { return daemon.CtlJson({"status"})["executor_pid"]; }
+};
+
+TEST_F(DaemonTest, Happy_TenantRunsRequests) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  MlpTenant tenant(daemon.socket());
+  ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
+  for (uint32_t i = 0; i < 300; ++i) ASSERT_EQ(tenant.Run(i), SLICE_OK) << slice_last_error();
+  EXPECT_EQ(daemon.CtlJson({"status"})["counters"]["ops_executed"], 300);
+}
+
+TEST_F(DaemonTest, Happy_RequestsInFlightFillTheQueue) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  MlpTenant tenant(daemon.socket());
+  ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
+  std::vector<MlpTenant::Request> requests(128);
+  for (uint32_t i = 0; i < requests.size(); ++i) ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK) << slice_last_error();
+  for (auto& request : requests) EXPECT_EQ(tenant.Wait(&request), SLICE_OK) << slice_last_error();
+}
+
+TEST_F(DaemonTest, Happy_ExecutorThatIsKilledComesBack) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  MlpTenant tenant(daemon.socket());
+  ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
+  ASSERT_EQ(tenant.Run(1), SLICE_OK);
+  const pid_t first = ExecutorPid(daemon);
+  const TimeNs killed = MonotonicNow();
+  ASSERT_EQ(::kill(first, SIGKILL), 0);
+  ASSERT_EQ(tenant.Run(2), SLICE_OK) << slice_last_error();  // waits for the next executor
+  RecordProperty("restart_us", static_cast<int>((MonotonicNow() - killed) / kMicrosecond));
+  EXPECT_TRUE(Eventually([&] { return ExecutorPid(daemon) != first; }));
+  EXPECT_EQ(daemon.CtlJson({"status"})["executor_restarts"], 1);
+}
+
+TEST_F(DaemonTest, Race_ExecutorIsKilledWhileRequestsFly) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  MlpTenant tenant(daemon.socket());
+  ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
+  for (int round = 0; round < 3; ++round) {
+    std::vector<MlpTenant::Request> requests(64);
+    for (uint32_t i = 0; i < requests.size(); ++i) ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
+    ::kill(ExecutorPid(daemon), SIGKILL);
+    // Nothing is written by them: the engine runs them again, unnoticed.
+    for (auto& request : requests) EXPECT_EQ(tenant.Wait(&request), SLICE_OK) << slice_last_error();
+  }
+}
+
+TEST_F(DaemonTest, Happy_KilledTenantLeavesNothingBehind) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    MlpTenant tenant(daemon.socket());
+    for (uint32_t i = 0;; ++i) tenant.Run(i);
+  }
+  EXPECT_TRUE(Eventually([&] { return daemon.CtlJson({"status"})["counters"]["completions"] > 10; }));
+  ::kill(child, SIGKILL);
+  WaitFor(child);
+  EXPECT_TRUE(Eventually([&] { return daemon.CtlJson({"tenants"})["tenants"].empty(); }));
+  EXPECT_TRUE(Eventually([&] { return daemon.CtlJson({"status"})["templates"] == 0; }));
+  MlpTenant next(daemon.socket());
+  EXPECT_EQ(next.Run(1), SLICE_OK) << slice_last_error();
+}
+
+TEST_F(DaemonTest, Happy_SigtermEndsSessionsAndExitsCleanly) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  MlpTenant tenant(daemon.socket());
+  ASSERT_EQ(tenant.Run(1), SLICE_OK);
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0);
+  EXPECT_EQ(tenant.Run(2), SLICE_ERR_DAEMON_LOST);
+  EXPECT_FALSE(std::filesystem::exists(daemon.socket()));
+  EXPECT_FALSE(std::filesystem::exists(daemon.socket() + ".gmg"));
+}
+
+TEST_F(DaemonTest, Race_SigtermWhileRequestsFly) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  MlpTenant tenant(daemon.socket());
+  ASSERT_EQ(tenant.status(), SLICE_OK);
+  std::vector<MlpTenant::Request> requests(128);
+  for (uint32_t i = 0; i < requests.size(); ++i) ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
+  daemon.Signal(SIGTERM);
+  for (auto& request : requests) {
+    const slice_status_t status = tenant.Wait(&request);
+    EXPECT_TRUE(status == SLICE_OK || status == SLICE_ERR_DAEMON_LOST) << slice_status_name(status);
+  }
+  EXPECT_EQ(daemon.Wait(), 0);
+}
+
+TEST_F(DaemonTest, Happy_KilledDaemonIsReplacedOnTheSameSocket) {
+  TempFolder folder;
+  const std::string socket = folder.File("s.sock");
+  for (int round = 0; round < 2; ++round) {
+    const pid_t pid = Spawn({SLICED, "--socket", socket, "--executor", SLICE_EXECUTOR, "--pool", "16MiB"}, folder.File("log"));
+    const auto answers = [&] {
+      MlpTenant tenant(socket);
+      return tenant.status() == SLICE_OK && tenant.Run(1) == SLICE_OK;
+    };
+    EXPECT_TRUE(Eventually(answers)) << ReadWholeFile(folder.File("log"));
+    ::kill(pid, SIGKILL);
+    WaitFor(pid);
+  }
+}
+
+TEST_F(DaemonTest, Edge_SecondDaemonOnALiveSocketIsRefused) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  const std::string log = daemon.File("second.log");
+  EXPECT_EQ(WaitFor(Spawn({SLICED, "--socket", daemon.socket(), "--executor", SLICE_EXECUTOR}, log)), 1);
+  EXPECT_NE(ReadWholeFile(log).find("another sliced uses '" + daemon.socket()), std::string::npos) << ReadWholeFile(log);
+  MlpTenant tenant(daemon.socket());
+  EXPECT_EQ(tenant.Run(1), SLICE_OK) << slice_last_error();
+}
+
+TEST_F(DaemonTest, Happy_TwoDaemonsSideBySide) {
+  LiveDaemon a(SLICE_EXECUTOR), b(SLICE_EXECUTOR);
+  MlpTenant of_a(a.socket()), of_b(b.socket());
+  EXPECT_EQ(of_a.Run(1), SLICE_OK) << slice_last_error();
+  EXPECT_EQ(of_b.Run(1), SLICE_OK) << slice_last_error();
+  a.Signal(SIGTERM);
+  EXPECT_EQ(a.Wait(), 0);
+  EXPECT_EQ(of_b.Run(2), SLICE_OK) << slice_last_error();
+}
+
+TEST_F(DaemonTest, Edge_ConfigIsChecked) {
+  TempFolder folder;
+  const std::string file = folder.File("sliced.toml"), log = folder.File("log");
+  const auto check = [&](const std::string& text) {
+    std::ofstream(file) << text;
+    return WaitFor(Spawn({SLICED, "--config", file, "--check-config"}, log));
+  };
+  const std::string good = "[[domain]]\nname = \"cpu0\"\npool = \"64MiB\"\nretained = \"64MiB\"\n[[device]]\nname = \"cpu0\"\n";
+  EXPECT_EQ(check(good), 0) << ReadWholeFile(log);
+  EXPECT_EQ(check(good + "[daemon]\nsokcet = \"x\"\n"), 1);
+  EXPECT_NE(ReadWholeFile(log).find(file + ":8: unknown key 'sokcet' in [daemon]: did you mean 'socket'?"), std::string::npos)
+      << ReadWholeFile(log);
+}
+
+}  // namespace
+}  // namespace slice::testing

@@ -1,0 +1,92 @@
+// slicectl against a live sliced whose executor is the torch-free double.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "tests/testing/live_daemon.h"
+
+namespace slice::testing {
+namespace {
+
+class SlicectlTest : public ::testing::Test {
+ protected:
+  LiveDaemon daemon{FAKE_EXECUTOR, {"--log-level", "error"}};
+};
+
+TEST_F(SlicectlTest, Happy_EveryViewHasATableAndJson) {
+  for (const char* what : {"status", "devices", "tenants", "graphs", "explain"}) {
+    const Finished table = daemon.Ctl({what});
+    EXPECT_EQ(table.status, 0) << what << ": " << table.output;
+    EXPECT_FALSE(table.output.empty());
+    EXPECT_FALSE(daemon.CtlJson({what}).is_discarded()) << what;
+    const Finished flag_first = daemon.Ctl({"--json", what});
+    EXPECT_FALSE(nlohmann::json::parse(flag_first.output, nullptr, false).is_discarded()) << flag_first.output;
+  }
+  EXPECT_EQ(daemon.CtlJson({"status"})["pid"], daemon.pid());
+  EXPECT_EQ(daemon.CtlJson({"devices"})["devices"].size(), 2u);
+}
+
+TEST_F(SlicectlTest, Happy_PolicyIsReadAndSwitched) {
+  EXPECT_EQ(daemon.CtlJson({"policy", "get"})["policy"], "slice");
+  EXPECT_EQ(daemon.Ctl({"policy", "set", "fifo"}).status, 0);
+  EXPECT_EQ(daemon.CtlJson({"policy", "get"})["policy"], "fifo");
+  const Finished refused = daemon.Ctl({"policy", "set", "nonsense"});
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_NE(refused.output.find("nonsense"), std::string::npos);
+}
+
+TEST_F(SlicectlTest, Happy_TimelineIsRecordedMarkedAndWritten) {
+  const std::string path = daemon.File("timeline.json");
+  EXPECT_EQ(daemon.Ctl({"timeline", "stop", path}).status, 1);  // none is recorded
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
+  EXPECT_EQ(daemon.Ctl({"timeline", "start"}).status, 0);
+  EXPECT_EQ(daemon.Ctl({"timeline", "mark", "phase slice"}).status, 0);
+  const Finished stopped = daemon.Ctl({"timeline", "stop", path});
+  EXPECT_EQ(stopped.status, 0) << stopped.output;
+  const nlohmann::json timeline = nlohmann::json::parse(ReadWholeFile(path));
+  EXPECT_TRUE(timeline["traceEvents"].is_array());
+  EXPECT_NE(timeline.dump().find("phase slice"), std::string::npos);
+}
+
+TEST_F(SlicectlTest, Happy_GraphsAndExplainWorkWhileTheDaemonIsStopped) {
+  daemon.Signal(SIGSTOP);
+  EXPECT_EQ(daemon.Ctl({"graphs"}).status, 0);
+  EXPECT_EQ(daemon.CtlJson({"graphs", "--ops"})["pid"], daemon.pid());
+  EXPECT_EQ(daemon.Ctl({"explain"}).status, 0);
+  daemon.Signal(SIGCONT);
+  EXPECT_EQ(daemon.Ctl({"status"}).status, 0);
+}
+
+TEST_F(SlicectlTest, Edge_NoDaemonIsAClearError) {
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0);
+  for (const char* what : {"status", "devices", "tenants", "graphs"}) {
+    const Finished finished = daemon.Ctl({what});
+    EXPECT_EQ(finished.status, 1);
+    EXPECT_NE(finished.output.find(daemon.socket()), std::string::npos) << finished.output;
+    EXPECT_NE(finished.output.find("sliced --config FILE"), std::string::npos) << finished.output;
+  }
+}
+
+TEST_F(SlicectlTest, Edge_DaemonKilledLeavesNotesThatDoNotFoolAnybody) {
+  daemon.Signal(SIGKILL);
+  daemon.Wait();
+  const Finished finished = daemon.Ctl({"graphs"});
+  EXPECT_EQ(finished.status, 1);
+  EXPECT_NE(finished.output.find("is gone"), std::string::npos) << finished.output;
+  std::ofstream(daemon.socket() + ".gmg") << "garbage";
+  EXPECT_EQ(daemon.Ctl({"graphs"}).status, 1);
+  std::ofstream(daemon.socket() + ".gmg") << ::getpid() << " 1\n";  // not a memfd
+  EXPECT_EQ(daemon.Ctl({"graphs"}).status, 1);
+}
+
+TEST_F(SlicectlTest, Edge_WrongUsage) {
+  EXPECT_NE(daemon.Ctl({}).status, 0);
+  EXPECT_NE(daemon.Ctl({"nonsense"}).status, 0);
+  EXPECT_NE(daemon.Ctl({"policy"}).status, 0);
+  EXPECT_NE(daemon.Ctl({"timeline", "stop"}).status, 0);
+}
+
+}  // namespace
+}  // namespace slice::testing
