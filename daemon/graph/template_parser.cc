@@ -1,5 +1,7 @@
 // Turns tenant bytes into a checked Template. Every count and index is bounded before it is used;
 // every refusal says which node, value, group or input is wrong.
+#include <google/protobuf/stubs/logging.h>
+
 #include <algorithm>
 #include <string>
 #include <unordered_map>
@@ -566,6 +568,8 @@ class TemplateParser {
 
 Result<std::shared_ptr<const Template>> Template::Parse(std::string_view serialized,
                                                         const Limits& limits) {
+  // Protobuf would write a line to stderr for every bad string: a tenant could fill the log.
+  [[maybe_unused]] static const auto previous = google::protobuf::SetLogHandler(nullptr);
   return TemplateParser(limits).Run(serialized);
 }
 
