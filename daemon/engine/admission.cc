@@ -541,16 +541,8 @@ void EngineImpl::Finalise(Instance* instance, TimeNs now) {
     freed_sides = true;
   }
   ReleaseAllMemory(instance);
-  const bool held = instance->phase != Phase::kWaiting;
   LeavePieces(instance, now);
-  for (DomainIndex d = 0; d < instance->reserved.size(); ++d) {
-    ledger_.Release(instance->tenant->config.id, MemoryKind::kReservation, d, instance->reserved[d]);
-    instance->reserved[d] = 0;
-  }
-  if (held) std::erase(started_, instance);
-  for (DeviceIndex device = 0; device < instance->lanes.size(); ++device) {
-    if (instance->lanes[device] > 0 && instance->lanes[device] == ledger_.lane(device)) RecomputeLane(device);
-  }
+  ReleaseReservation(instance);
   Tenant* const tenant = instance->tenant;
   Binding* const binding = instance->binding;
   std::erase(tenant->instances, instance);
@@ -561,6 +553,20 @@ void EngineImpl::Finalise(Instance* instance, TimeNs now) {
   ReapBinding(binding);
   if (freed_sides) RunArbiter(now);
   ReapTenant(tenant);
+}
+
+// Reservation and lanes.
+void EngineImpl::ReleaseReservation(Instance* instance) {
+  for (DomainIndex d = 0; d < instance->reserved.size(); ++d) {
+    ledger_.Release(instance->tenant->config.id, MemoryKind::kReservation, d, instance->reserved[d]);
+    instance->reserved[d] = 0;
+  }
+  std::erase(started_, instance);
+  for (DeviceIndex device = 0; device < instance->lanes.size(); ++device) {
+    if (instance->lanes[device] > 0 && instance->lanes[device] == ledger_.lane(device)) RecomputeLane(device);
+    instance->lanes[device] = 0;
+  }
+  admission_dirty_ = true;
 }
 
 // Takes its entries out of the access queues. Half-done writes leave every piece that it writes lost.

@@ -168,6 +168,7 @@ void EngineImpl::ScheduleWake(TimeNs now) {
     if (instance->unscheduled > 0) at(instance->retry_at);
     offline |= instance->boosted_class == ServiceClass::kOffline && instance->phase == Phase::kStarted;
   }
+  for (const Replication& replication : replications_) at(replication.retry_at);
   for (const DeviceState& device : devices_) {
     if (device.issue_wake != kNever) at(device.issue_wake);
     for (const OpRef& ref : device.placed) at(ref.instance->ops[ref.op].retry_at);

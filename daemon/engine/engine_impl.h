@@ -137,6 +137,7 @@ class EngineImpl final : public Engine {
   void FailInstance(Instance* instance, StatusCode code, const std::string& text, uint32_t failed_op, TimeNs now);
   void EndInstance(Instance* instance, TimeNs now);
   void Finalise(Instance* instance, TimeNs now);   // nothing of it is left in the executor
+  void ReleaseReservation(Instance* instance);
   void LeavePieces(Instance* instance, TimeNs now);
   void LosePiece(Piece* piece, TimeNs now);
   void NoteOnlineArrival(const Instance& instance, TimeNs now);

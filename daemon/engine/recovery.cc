@@ -57,7 +57,7 @@ void EngineImpl::SettleEverythingInFlight(TimeNs now) {
   for (const auto& [id, set] : sets_) {
     const uint64_t home = uint64_t{1} << set->config.home;
     for (uint64_t mask = set->resident & ~home; mask != 0; mask &= mask - 1) {
-      replications_.push_back({set.get(), static_cast<DomainIndex>(__builtin_ctzll(mask)), 0, 0, 0, false});
+      replications_.push_back({set.get(), static_cast<DomainIndex>(__builtin_ctzll(mask)), 0, 0, 0, false, true, 0});
       ++set->uses;
     }
     set->resident = home;
@@ -72,8 +72,16 @@ void EngineImpl::SettleEverythingInFlight(TimeNs now) {
   for (CommandPart* const part : gone) FinishPart(part, StatusCode::kCancelled, now);
 }
 
+// Back to the queue for a new attempt: its home may have lost its replicas, so it reserves anew. Its entries in the access
+// queues keep their places.
 void EngineImpl::RestartInstance(Instance* instance) {
   ReleaseAllMemory(instance);
+  ReleaseReservation(instance);
+  instance->phase = Phase::kWaiting;
+  instance->parked = !policy_->Admits(instance->service_class);
+  if (instance->parked) ++counters_.parked;
+  InsertWaiting(instance);
+  gmg_.Write(instance->slot).state = gmg::InstanceState::kQueued;
   gmg_.ResetInstance(instance->slot, *instance->graph);
   ++instance->attempt;
   instance->started_sent = false;
@@ -112,7 +120,6 @@ void EngineImpl::ExecutorReady(TimeNs now) {
   given_up_ = false;
   if (executor_up_) return;
   executor_up_ = true;
-  for (Instance* const instance : started_) SendStart(instance);
   for (const auto& [id, set] : sets_) {
     for (Piece& piece : set->pieces) PumpCommands(&piece, now);
   }

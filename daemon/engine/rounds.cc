@@ -64,8 +64,8 @@ uint64_t EngineImpl::AllowedDevices(const Instance& instance, uint32_t op) {
   const OpExtra& extra = instance.ops[op];
   const DomainIndex home = instance.home[op];
   uint64_t domains = ~uint64_t{0};
-  if (extra.home_only) domains = uint64_t{1} << home;
   for (const TensorSet* const set : instance.binding->group_constants[op]) domains &= set->resident;
+  if (extra.home_only && (domains >> home & 1) != 0) domains = uint64_t{1} << home;
   for (const PieceUse& use : instance.binding->group_pieces[op]) {
     uint64_t reachable = uint64_t{1} << use.piece->domain;
     for (DomainIndex d = 0; d < config_.domains.size(); ++d) {

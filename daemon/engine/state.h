@@ -69,6 +69,8 @@ struct Replication {
   DomainIndex domain = 0;
   uint32_t next = 0, in_flight = 0, done = 0;
   bool failed = false;
+  bool remake = false;                 // after the loss of an executor: not given up
+  TimeNs retry_at = 0;
 };
 
 // What the engine needs of a template again and again, by group and by crossing value.

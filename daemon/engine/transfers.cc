@@ -11,6 +11,7 @@ using gmg::MemoryKind;
 
 namespace {
 constexpr uint32_t kSlotBits = 20;
+constexpr DurationNs kRemakeDelay = 10 * kMillisecond;
 constexpr uint32_t kReplicationWindow = 32;  // tensors of one replica under way: keeps the pipe full, the slab small
 }  // namespace
 
@@ -193,6 +194,7 @@ void EngineImpl::SettleTransfer(Transfer* transfer, StatusCode status, TimeNs no
         if (waits && instance->phase == Phase::kStarted) {
           WantUnplace(instance, consumer);
           UnplaceWanted(instance, now);
+          RecallOp(instance, consumer, now);  // also one that has to stay on its device
         }
       }
     }
@@ -219,7 +221,12 @@ void EngineImpl::SettleTransfer(Transfer* transfer, StatusCode status, TimeNs no
       ++replication.done;
       replication.failed |= !ok;
       const bool over = replication.failed ? replication.in_flight == 0 : replication.done == set->config.tensors.size();
-      if (over) EndReplication(r);
+      if (over && replication.failed && replication.remake && !set->removing) {
+        // Requests count on it: again, a little later.
+        replication = {set, replication.domain, 0, 0, 0, false, true, now + kRemakeDelay};
+      } else if (over) {
+        EndReplication(r);
+      }
       break;
     }
   }
@@ -278,7 +285,7 @@ Status EngineImpl::Replicate(TensorSetId id, DomainIndex domain, TimeNs now) {
   }
   ledger_.Charge(set->config.tenant, MemoryKind::kReplica, domain, set->bytes);
   ++set->uses;
-  replications_.push_back({set, domain, 0, 0, 0, false});
+  replications_.push_back({set, domain, 0, 0, 0, false, false, 0});
   if (set->config.tensors.empty()) {
     EndReplication(replications_.size() - 1);
   } else {
@@ -296,7 +303,7 @@ void EngineImpl::PumpReplications(TimeNs now) {
   if (!executor_up_) return;
   for (Replication& replication : replications_) {
     TensorSet* const set = replication.set;
-    while (!replication.failed && replication.in_flight < kReplicationWindow && replication.next < set->config.tensors.size()) {
+    while (!replication.failed && now >= replication.retry_at && replication.in_flight < kReplicationWindow && replication.next < set->config.tensors.size()) {
       Transfer* const transfer = NewTransfer(set->tenant, set->config.home, replication.domain, ServiceClass::kOffline,
                                              set->config.tensors[replication.next].bytes, now);
       transfer->set = set;

@@ -193,6 +193,9 @@ void VirtualExecutor::OnIssue(const wire::Issue& issue) {
   if (issue.op >= instance->ops.size() || issue.device >= devices_.size()) return Violate("issue of a bad op or device");
   if (instance->failed) return;
   if (instance->ops[issue.op] != OpState::kNone) return Violate("op issued twice");
+  if (refuse_issue && refuse_issue(issue.instance, issue.op)) {
+    return Report(wire::kRecalled, wire::Recalled{issue.instance, issue.attempt, issue.op, 2, 0});
+  }
   if (issue.duration_ns <= 0) Violate("issue without a duration");
   instance->ops[issue.op] = OpState::kIssued;
   executor::QueuedOp op;
@@ -623,7 +626,25 @@ TemplateId Simulation::AddTemplate(std::shared_ptr<const graph::Template> graph)
   return id;
 }
 
+namespace {
+engine::TensorKind KindOf(const graph::Input& input) {
+  return input.kind == proto::Input::STATIC_CONSTANT  ? engine::TensorKind::kConstant
+         : input.kind == proto::Input::STATIC_MUTABLE ? engine::TensorKind::kMutable
+                                                      : engine::TensorKind::kManaged;
+}
+}  // namespace
+
 TensorSetId Simulation::AddSet(const Service& service, engine::TensorKind kind, DomainIndex home, uint64_t segment_domains) {
+  std::vector<uint32_t> inputs;
+  for (const uint32_t input : service.graph->statics()) {
+    if (KindOf(service.graph->inputs()[input]) == kind) inputs.push_back(input);
+  }
+  if (inputs.empty()) return {};
+  return AddSet(service, inputs, kind, home, segment_domains);
+}
+
+TensorSetId Simulation::AddSet(const Service& service, std::span<const uint32_t> inputs, engine::TensorKind kind,
+                               DomainIndex home, uint64_t segment_domains) {
   engine::TensorSetConfig set;
   set.id = {next_id_++};
   set.tenant = service.tenant;
@@ -631,12 +652,8 @@ TensorSetId Simulation::AddSet(const Service& service, engine::TensorKind kind, 
   set.home = home;
   set.segment_domains = segment_domains;
   const std::vector<int64_t> symbols(service.graph->symbol_count(), 0);
-  for (const uint32_t input_index : service.graph->statics()) {
+  for (const uint32_t input_index : inputs) {
     const graph::Input& input = service.graph->inputs()[input_index];
-    const engine::TensorKind needed = input.kind == proto::Input::STATIC_CONSTANT  ? engine::TensorKind::kConstant
-                                      : input.kind == proto::Input::STATIC_MUTABLE ? engine::TensorKind::kMutable
-                                                                                   : engine::TensorKind::kManaged;
-    if (needed != kind) continue;
     const graph::ValueShape& shape = service.graph->values()[input.value];
     std::vector<int64_t> sizes, strides;
     for (const graph::ExprIndex e : shape.sizes) sizes.push_back(*service.graph->expressions().Evaluate(e, symbols));
@@ -644,11 +661,23 @@ TensorSetId Simulation::AddSet(const Service& service, engine::TensorKind kind, 
     set.tensors.push_back({input.name, *service.graph->ValueBytes(input.value, symbols),
                            TensorMetaHash(static_cast<uint32_t>(shape.dtype), sizes, strides)});
   }
-  if (set.tensors.empty()) return {};
   const Status status = engine_->AddTensorSet(set, now_);
   SLICE_CHECK(status.ok(), status.ToString().c_str());
   executor_.AddSet(set);
   return set.id;
+}
+
+Simulation::Service Simulation::AddServiceSpread(TenantId tenant, std::shared_ptr<const graph::Template> graph,
+                                                 const std::vector<DomainIndex>& homes) {
+  Service service;
+  service.tenant = tenant;
+  service.graph = graph;
+  std::vector<engine::TensorRef> statics;
+  for (size_t i = 0; i < graph->statics().size(); ++i) {
+    const uint32_t input = graph->statics()[i];
+    statics.push_back({AddSet(service, std::span(&input, 1), KindOf(graph->inputs()[input]), homes[i], 0), 0});
+  }
+  return Bind(service, std::move(statics));
 }
 
 Simulation::Service Simulation::AddService(TenantId tenant, std::shared_ptr<const graph::Template> graph, DomainIndex home,
@@ -687,37 +716,33 @@ Simulation::Service Simulation::AddServiceAt(TenantId tenant, std::shared_ptr<co
 Simulation::Service Simulation::AddGraph(const Service& from, std::shared_ptr<const graph::Template> graph) {
   Service service = from;
   service.graph = graph;
-  service.pieces.clear();
-  const TemplateId id = AddTemplate(graph);
-  engine::BindingConfig binding;
-  binding.id = {next_id_++};
-  binding.tenant = from.tenant;
-  binding.graph = id;
   uint32_t next[4] = {0, 0, 0, 0};
-  VirtualExecutor::BindingInfo info;
-  for (const uint32_t input_index : graph->statics()) {
-    const graph::Input& input = graph->inputs()[input_index];
-    engine::TensorKind kind = engine::TensorKind::kManaged;
-    TensorSetId set = service.managed;
-    if (input.kind == proto::Input::STATIC_CONSTANT) {
-      kind = engine::TensorKind::kConstant;
-      set = service.constants;
-    } else if (input.kind == proto::Input::STATIC_MUTABLE) {
-      kind = engine::TensorKind::kMutable;
-      set = service.mutables;
-    }
-    const engine::TensorRef ref{set, next[static_cast<size_t>(kind)]++};
-    if (kind == engine::TensorKind::kManaged) service.pieces.push_back(ref);
-    binding.statics.push_back(ref);
-    info.kinds.push_back(kind);
+  std::vector<engine::TensorRef> statics;
+  for (const uint32_t input : graph->statics()) {
+    const engine::TensorKind kind = KindOf(graph->inputs()[input]);
+    const TensorSetId set = kind == engine::TensorKind::kConstant  ? service.constants
+                            : kind == engine::TensorKind::kManaged ? service.managed
+                                                                   : service.mutables;
+    statics.push_back({set, next[static_cast<size_t>(kind)]++});
   }
-  info.graph = graph;
-  info.statics = binding.statics;
+  return Bind(service, std::move(statics));
+}
+
+Simulation::Service Simulation::Bind(Service service, std::vector<engine::TensorRef> statics) {
+  service.pieces.clear();
+  engine::BindingConfig binding;
+  binding.tenant = service.tenant;
+  binding.graph = AddTemplate(service.graph);
+  binding.id = {next_id_++};
+  binding.statics = statics;
+  for (size_t i = 0; i < statics.size(); ++i) {
+    const bool managed = KindOf(service.graph->inputs()[service.graph->statics()[i]]) == engine::TensorKind::kManaged;
+    if (managed) service.pieces.push_back(statics[i]);
+  }
   const Status status = engine_->AddBinding(binding);
   SLICE_CHECK(status.ok(), status.ToString().c_str());
-  executor_.AddBinding(binding.id, std::move(info));
+  executor_.AddBinding(binding.id, {service.graph, std::move(statics)});
   service.binding = binding.id;
-  templates_[binding.id.value] = id;
   return service;
 }
 

@@ -42,7 +42,6 @@ class VirtualExecutor : public engine::Sink {
   struct BindingInfo {
     std::shared_ptr<const graph::Template> graph;
     std::vector<engine::TensorRef> statics;
-    std::vector<engine::TensorKind> kinds;
   };
   void AddBinding(BindingId id, BindingInfo info) { bindings_[id.value] = std::move(info); }
   void AddSet(const engine::TensorSetConfig& set);
@@ -101,8 +100,7 @@ class VirtualExecutor : public engine::Sink {
   std::function<DurationNs(uint64_t instance, uint32_t op, DurationNs planned)> duration_of;
   std::function<void(uint32_t type, std::span<const std::byte> payload)> on_command, on_report;  // spies, before delivery
   std::function<int(uint64_t transfer)> fail_transfer;  // status of its TransferDone
-  bool tell_commands = false;
-  std::vector<std::pair<TimeNs, std::string>> command_log;
+  std::function<bool(uint64_t instance, uint32_t op)> refuse_issue;  // true: given back at once, no memory
 
  private:
   enum class OpState : uint8_t { kNone, kIssued, kLaunched, kFinished };
@@ -225,6 +223,8 @@ class Simulation {
   // As AddService, with a home of its own for each kind of tensor.
   Service AddServiceAt(TenantId tenant, std::shared_ptr<const graph::Template> graph,
                        const std::map<engine::TensorKind, DomainIndex>& homes);
+  // One set for each static input, in the domain given: pins ops wherever the test wants them.
+  Service AddServiceSpread(TenantId tenant, std::shared_ptr<const graph::Template> graph, const std::vector<DomainIndex>& homes);
   // Another graph over the same tensors (prefill and decode of one cache).
   Service AddGraph(const Service& service, std::shared_ptr<const graph::Template> graph);
   // Submits now; returns the cookie. Output slots never overlap.
@@ -239,6 +239,9 @@ class Simulation {
 
  private:
   TensorSetId AddSet(const Service& service, engine::TensorKind kind, DomainIndex home, uint64_t segment_domains);
+  TensorSetId AddSet(const Service& service, std::span<const uint32_t> inputs, engine::TensorKind kind, DomainIndex home,
+                     uint64_t segment_domains);
+  Service Bind(Service service, std::vector<engine::TensorRef> statics);
   void Step(TimeNs at);
   struct Action {
     TimeNs at;
@@ -257,7 +260,6 @@ class Simulation {
   uint32_t next_id_ = 1;
   uint64_t next_cookie_ = 1;
   uint64_t next_offset_ = 0;
-  std::map<uint32_t, TemplateId> templates_;  // by binding
 };
 
 }  // namespace slice::testing
