@@ -276,11 +276,6 @@ void EngineImpl::IssueOp(Instance* instance, uint32_t op, DeviceState* device, c
   record.predicted_finish_ns = start + extra.duration;
   std::erase(device->placed, OpRef{instance, op});
   device->issued.push_back({instance, op});
-  for (const PieceUse& use : instance->binding->group_pieces[op]) {
-    if (!use.write || !use.piece->zero) continue;
-    use.piece->zero = false;
-    PublishPiece(*use.piece);
-  }
   Send(wire::kIssue, issue, device->index);
 }
 

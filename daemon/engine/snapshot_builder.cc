@@ -188,7 +188,7 @@ sim::TensorIndex EngineImpl::PieceTensor(Piece* piece) {
     piece->writers.clear();
     piece->readers.clear();
     sim::SnapTensor snap;
-    snap.bytes = piece->zero ? 0 : piece->bytes;  // zeroes move without a copy
+    snap.bytes = piece->bytes;
     snap.resident = uint64_t{1} << piece->domain;
     snap.managed = piece->managed;
     snap.pinned = !piece->managed;

@@ -42,7 +42,6 @@ struct Piece {
   DomainIndex domain = 0;
   bool managed = false;                // false: imported mutable, pinned
   bool lost = false;
-  bool zero = false;                   // nothing but zeroes: moves without a copy
   bool moving = false;
   uint64_t version = 0;
   uint32_t record = 0;

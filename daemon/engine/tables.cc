@@ -143,7 +143,6 @@ Status EngineImpl::AddTensorSet(const TensorSetConfig& config, TimeNs now) {
     piece.bytes = config.tensors[t].bytes;
     piece.domain = config.home;
     piece.managed = config.kind == TensorKind::kManaged;
-    piece.zero = piece.managed;  // a fresh segment
     piece.record = gmg_.AllocateRecord(gmg::kPieces);
     if (piece.record == gmg::RangeAllocator::kNone) {
       for (uint32_t before = 0; before < t; ++before) gmg_.FreeRecord(gmg::kPieces, set->pieces[before].record);
@@ -166,7 +165,6 @@ void EngineImpl::PublishPiece(const Piece& piece) {
     record->tenant = piece.set->config.tenant.value;
     record->domain = piece.domain;
     record->lost = uint8_t{piece.lost};
-    record->zero = uint8_t{piece.zero};
     record->managed = uint8_t{piece.managed};
     record->queue_length = static_cast<uint32_t>(piece.queue.entries().size());
     record->version = piece.version;

@@ -235,7 +235,6 @@ void EngineImpl::FinishPart(CommandPart* part, StatusCode status, TimeNs now) {
   part->live = false;
   free_parts_.push_back(part->slot);
   if (status == StatusCode::kOk) {
-    piece->zero = command->kind == wire::kTensorReset;
     if (command->kind == wire::kTensorReset) piece->lost = false;
     if (command->kind != wire::kTensorRead) ++piece->version;
   } else {

@@ -109,18 +109,12 @@ bool EngineImpl::IsAdmitted(const Instance& instance, uint32_t crossing, DomainI
   return false;
 }
 
-// A piece goes where `instance`'s op was placed; the caller checked CanMove and that the entry is first. Zeroes need no copy.
-// On commit the new place is the piece's only one: its charge moves with it.
+// A piece goes where `instance`'s op was placed; the caller checked CanMove and that the entry is first.
+// On commit the new place is the piece's only one: its charge moves with it. A reset piece is copied like any other: what an
+// earlier stay left in the new place is not zero.
 void EngineImpl::StartMove(Piece* piece, Instance* instance, DomainIndex destination, TimeNs now) {
   const TenantId tenant = instance->tenant->config.id;
   ledger_.Charge(tenant, MemoryKind::kManaged, destination, piece->bytes);
-  if (piece->zero) {
-    // No DropReplica: the pages left behind are zero as well, and a drop could come after a move back and a write there.
-    ledger_.Release(tenant, MemoryKind::kManaged, piece->domain, piece->bytes);
-    piece->domain = destination;
-    PublishPiece(*piece);
-    return;
-  }
   Transfer* const transfer =
       NewTransfer(instance->tenant, piece->domain, destination, QueueClass(*instance), piece->bytes, now);
   transfer->set = piece->set;

@@ -239,7 +239,7 @@ std::vector<PieceView> Reader::Pieces() const {
     if (r->set == 0) continue;
     PieceView v;
     const bool ok = ReadConsistent(r, [&] {
-      v = {r->set, r->tensor, r->tenant, r->domain, r->queue_length, r->lost != 0, r->zero != 0, r->managed != 0, r->version,
+      v = {r->set, r->tensor, r->tenant, r->domain, r->queue_length, r->lost != 0, r->managed != 0, r->version,
            r->bytes};
     });
     if (ok && v.set != 0) views.push_back(v);
@@ -363,7 +363,7 @@ std::string Reader::GraphsJson(bool with_ops) const {
   json.EndArray().Key("pieces").BeginArray();
   for (const PieceView& p : Pieces()) {
     json.BeginObject().Field("set", p.set).Field("tensor", p.tensor).Field("tenant", p.tenant).Field("domain", p.domain);
-    json.Field("lost", p.lost).Field("zero", p.zero).Field("version", p.version).Field("queue_length", p.queue_length);
+    json.Field("lost", p.lost).Field("version", p.version).Field("queue_length", p.queue_length);
     json.Field("bytes", p.bytes).EndObject();
   }
   json.EndArray().Key("transfers").BeginArray();

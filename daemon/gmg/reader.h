@@ -75,7 +75,7 @@ struct InstanceView {
 };
 struct PieceView {
   uint32_t set = 0, tensor = 0, tenant = 0, domain = 0, queue_length = 0;
-  bool lost = false, zero = false, managed = false;
+  bool lost = false, managed = false;
   uint64_t version = 0;
   int64_t bytes = 0;
 };

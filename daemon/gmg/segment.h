@@ -250,7 +250,7 @@ struct PieceRecord {
   Shared<uint32_t> tenant;
   Shared<uint8_t> domain;
   Shared<uint8_t> lost;
-  Shared<uint8_t> zero;
+  Shared<uint8_t> reserved;
   Shared<uint8_t> managed;           // 0: imported mutable, pinned
   Shared<uint32_t> queue_length;
   Shared<uint64_t> version;
