@@ -117,12 +117,16 @@ def gather(tenants, timeout, tick, watched=()):
 
     Errors: DemoError when one fails or takes more than `timeout` seconds."""
     answers, end = {}, time.monotonic() + timeout
+    busy = [child for child in watched if isinstance(child, TenantProcess) and child not in tenants]
     with selectors.DefaultSelector() as selector:
-        for tenant in tenants:
+        for tenant in (*tenants, *busy):
             selector.register(tenant.process.stdout, selectors.EVENT_READ, tenant)
         while len(answers) < len(tenants):
             for key, _ in selector.select(0.2):
-                answers[key.data] = key.data.receive()
+                answer = key.data.receive()
+                if key.data in busy:
+                    raise DemoError(f"{key.data.name} ended its work unasked{log_end(key.data.log)}")
+                answers[key.data] = answer
                 selector.unregister(key.fileobj)
             tick()
             for child in watched:
