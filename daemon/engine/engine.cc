@@ -1,8 +1,6 @@
 // Construction, the run loop, policy switch, and what readers of the GMG see.
 #include "daemon/engine/engine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "daemon/engine/engine_impl.h"
@@ -72,7 +70,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Config& config, std::span<s
 EngineImpl::EngineImpl(const Config& config, std::span<std::byte> gmg_memory, Sink* sink)
     : config_(config),
       sink_(sink),
-      gmg_(gmg_memory, CapacityOf(config), config.epoch, static_cast<uint64_t>(::getpid())),
+      gmg_(gmg_memory, CapacityOf(config), config.epoch, config.daemon_pid),
       ledger_(LimitsOf(config), DomainsOf(config)),
       arbiter_(config.domains.size()),
       op_estimator_(2e10, 8e9),

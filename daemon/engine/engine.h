@@ -43,6 +43,7 @@ struct Config {
   int64_t workspace_margin_bytes = 1 << 20;  // kernels' undeclared workspace per op
   bool drop_late = false;
   uint64_t epoch = 0;                  // of the daemon's start; shown in the GMG's header
+  uint64_t daemon_pid = 0;             // likewise
 };
 
 struct TenantConfig {

@@ -225,6 +225,7 @@ class EngineImpl final : public Engine {
 
   // ---- snapshot_builder.cc
   void BuildSnapshot(TimeNs now, Instance* first);  // `first`: its unscheduled ops come in before all others'
+  static DurationNs RestOfSequence(const Instance& instance, const estimate::GapEstimator::Gap& gap);
   void AddOps(Instance* instance, bool unscheduled, TimeNs now);
   void Link(Instance* instance);
   void AddUses(Instance* instance, uint32_t op, sim::SnapOp* snap);
@@ -292,6 +293,7 @@ class EngineImpl final : public Engine {
   sim::Snapshot snapshot_;
   sim::Timeline timeline_;
   std::vector<Instance*> window_;
+  std::vector<Instance*> by_key_;       // the same, best first
   std::vector<Instance*> round_order_;
   bool round_order_fresh_ = false;
   bool snapshot_fresh_ = false;

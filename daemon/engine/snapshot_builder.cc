@@ -10,6 +10,7 @@ using gmg::OpState;
 
 namespace {
 constexpr size_t kWindowOps = 256;
+constexpr double kFurtherStepsMax = 64;
 constexpr uint64_t kPlacedOrder = uint64_t{1} << 48;  // behind everything that is issued
 }  // namespace
 
@@ -58,6 +59,10 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
   // In submit order: the order of every access queue.
   std::sort(window_.begin(), window_.end(), [](const Instance* a, const Instance* b) { return a->creation < b->creation; });
   for (uint32_t i = 0; i < window_.size(); ++i) window_[i]->snapshot = i;
+  // What is not issued yet will be, in the order of the policy's keys.
+  by_key_ = window_;
+  std::sort(by_key_.begin(), by_key_.end(), [this](Instance* a, Instance* b) { return sched::Less(Key(a), Key(b)); });
+  for (uint32_t rank = 0; rank < by_key_.size(); ++rank) by_key_[rank]->rank = rank;
   size_t unscheduled = 0;
   for (Instance* const instance : window_) {
     sim::SnapInstance snap;
@@ -74,6 +79,7 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
       if (gap.continues >= 0.05) {
         snap.gap_p10 = gap.p10;
         snap.gap_p90 = gap.p90;
+        snap.rest_of_sequence = RestOfSequence(*instance, gap);
       }
     }
     snapshot_.instances.push_back(snap);
@@ -125,6 +131,16 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
   snapshot_fresh_ = true;
 }
 
+// Predicted time of the steps that are expected after this one. The first step of a sequence (a prompt) says little about
+// the next ones, so nothing is expected of it.
+DurationNs EngineImpl::RestOfSequence(const Instance& instance, const estimate::GapEstimator::Gap& gap) {
+  if (instance.sequence->steps < 2) return 0;
+  DurationNs step = (gap.p10 + gap.p90) / 2;
+  for (const OpExtra& extra : instance.ops) step += extra.duration;
+  const double more = std::min(gap.continues / std::max(1.0 - gap.continues, 1.0 / kFurtherStepsMax), kFurtherStepsMax);
+  return static_cast<DurationNs>(more * static_cast<double>(step));
+}
+
 void EngineImpl::AddOps(Instance* instance, bool unscheduled, TimeNs now) {
   const gmg::OpRecord* const ops = gmg_.ops(instance->slot);
   std::fill(instance->value_snapshot.begin(), instance->value_snapshot.end(), sim::kNone);
@@ -154,7 +170,7 @@ void EngineImpl::AddOps(Instance* instance, bool unscheduled, TimeNs now) {
       // Only one op of a device runs in a simulation; the others launched there are next.
       if (state == OpState::kLaunched && !(launched[0] == OpRef{instance, op})) snap.state = sim::OpState::kIssued;
     } else {
-      snap.order = kPlacedOrder + (instance->creation << 16) + op;
+      snap.order = kPlacedOrder + (uint64_t{instance->rank} << 20) + op;
       snap.allowed_devices = state == OpState::kPlaced ? uint64_t{1} << snap.device : AllowedDevices(*instance, op);
       if (state == OpState::kUnscheduled && instance->retry_at > now) {
         snap.deferred = true;
@@ -192,7 +208,7 @@ sim::TensorIndex EngineImpl::PieceTensor(Piece* piece) {
     snap.resident = uint64_t{1} << piece->domain;
     snap.managed = piece->managed;
     snap.pinned = !piece->managed;
-    snap.slots = snap.resident;
+    snap.slots = ~uint64_t{0};  // its bytes are in the retained ledger, never in a pool
     snapshot_.tensors.push_back(snap);
   }
   return piece->snapshot;

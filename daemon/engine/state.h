@@ -120,7 +120,6 @@ struct Sequence {
   bool open = true;
   TimeNs last_completion = 0;          // 0: none yet
   DeviceIndex last_device = kNoDevice;
-  DurationNs last_work = 0;
 };
 
 struct OpExtra {
@@ -183,6 +182,7 @@ struct Instance {
   bool needs_prediction = false;
   DeviceIndex last_device = kNoDevice;
   uint32_t snapshot = sim::kNone;
+  uint32_t rank = 0;                   // by key, in the snapshot's window
   uint64_t key_stamp = 0;
   sched::OrderKey key;
 };
