@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/clock.h"
 #include "common/tensor_meta.h"
 
 namespace slice::testing {
@@ -162,7 +163,7 @@ void VirtualExecutor::OnStart(const std::vector<std::byte>& payload) {
   graphs_[start.instance] = instance.binding->graph;
   const graph::Template& graph = *instance.binding->graph;
   std::vector<int64_t> symbols(start.symbol_count);
-  std::memcpy(symbols.data(), payload.data() + sizeof(start), symbols.size() * sizeof(int64_t));
+  if (!symbols.empty()) std::memcpy(symbols.data(), payload.data() + sizeof(start), symbols.size() * sizeof(int64_t));
   const Status bound = graph.Bind(symbols, &instance.sizes);
   if (!bound.ok()) Violate("symbols do not bind: " + bound.ToString());
   instance.ops.assign(graph.groups().size(), OpState::kNone);
@@ -574,7 +575,11 @@ void Simulation::Step(TimeNs at) {
     actions_.pop();
     action.run();
   }
+  if (!run_probe) return engine_->Run(now_);
+  const uint64_t rounds = engine_->counters().rounds;
+  const DurationNs before = ThreadCpuNow();
   engine_->Run(now_);
+  run_probe(ThreadCpuNow() - before, engine_->counters().rounds != rounds);
 }
 
 void Simulation::RunUntil(TimeNs at) {

@@ -236,6 +236,8 @@ class Simulation {
   std::vector<std::byte>& gmg() { return gmg_; }
   std::span<std::byte> gmg_memory() { return gmg_span_; }
   std::string Violations() const;
+  // Thread CPU time of each Engine::Run, and whether it placed something.
+  std::function<void(DurationNs cpu, bool placed)> run_probe;
 
  private:
   TensorSetId AddSet(const Service& service, engine::TensorKind kind, DomainIndex home, uint64_t segment_domains);
