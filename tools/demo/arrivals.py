@@ -33,7 +33,7 @@ def _clip(value, bounds):
 
 
 def bursty(seed, count, shape_count):
-    """On/off bursts: Poisson arrivals at one rate while on, silence while off; both last 0.5 to 4 s."""
+    """On/off bursts: arrivals at one rate (gamma gaps, less random than Poisson) while on, silence while off."""
     rng = random.Random(seed)
     shapes = [Shape(rng.randint(*INPUT_TOKENS), rng.randint(*OUTPUT_TOKENS)) for _ in range(shape_count)]
     requests, now = [], rng.uniform(0.0, 1.0)
@@ -41,8 +41,8 @@ def bursty(seed, count, shape_count):
         burst_end = now + _clip(rng.expovariate(1 / 1.5), (0.5, 4.0))
         while now < burst_end and len(requests) < count:
             requests.append((now, len(requests) % shape_count))
-            now += rng.expovariate(5.0)
-        now = burst_end + _clip(rng.expovariate(1 / 1.5), (0.5, 4.0))
+            now += rng.gammavariate(3, 0.2 / 3)
+        now = burst_end + _clip(rng.expovariate(1 / 1.0), (0.5, 4.0))
     return Load(shapes, requests)
 
 

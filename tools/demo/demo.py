@@ -27,7 +27,7 @@ DEADLINE_FACTOR = 2.5           # x the unloaded time
 SHAPES = 24                     # different online prompts per tenant
 # Long prompts in chunks of 128 tokens, short answers; worked through again and again.
 OFFLINE_SHAPES = [(512, 6), (384, 4), (448, 8), (300, 5), (512, 4), (420, 6)]
-PHASE_SECONDS = (14.0, 24.0)    # shortest, longest; see phase_seconds
+PHASE_SECONDS = (14.0, 22.0)    # shortest, longest; see phase_seconds
 WARM_UP_ROUNDS = 10
 WINDOW_SECONDS = 4.0            # of each phase in timeline.png
 
@@ -39,8 +39,8 @@ def parse_arguments():
     parser.add_argument("--trace", type=pathlib.Path, metavar="FILE",
                         help="arrivals from a CSV (arrival_ms,input_tokens,output_tokens), scaled to the demo's model "
                              "and time, instead of the built-in bursts")
-    parser.add_argument("--requests", type=int, default=64, help="per online tenant and policy")
-    parser.add_argument("--load", type=float, default=0.45, help="share of the time that an online tenant has work")
+    parser.add_argument("--requests", type=int, default=62, help="per online tenant and policy")
+    parser.add_argument("--load", type=float, default=0.42, help="share of the time that an online tenant has work")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--eager", action="store_true",
                         help="no daemon: the same tenants on plain PyTorch, side by side, for comparison")
