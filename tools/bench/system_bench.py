@@ -83,12 +83,14 @@ class Tenant:
             called[0] = time.monotonic_ns()
             return submit(*arguments)
 
-        self.server.answer(self.prompt, 1)
         library.submit_raw = timed
         try:
             for i in range(IDLE_SUBMITS):
+                position = 40 + i % 500
+                if position == 40:
+                    self.server.answer(self.prompt, 1)  # the cache is empty again but for the prompt
                 with slicescheduler.request() as request:
-                    self.step(40 + i % 500)
+                    self.step(position)
                 done = request.completions[0]
                 if done.status == _abi.OK:
                     samples.append((done.start_ns - called[0]) / 1e3)

@@ -187,8 +187,8 @@ class Demo:
 
     def _draw(self, timeline, policies):
         names, spans, marks = timeline_plot.read(timeline)
-        times = [at for load in self.loads for at, _ in load.requests]
-        offset = timeline_plot.liveliest(times, WINDOW_SECONDS, max(times))
+        times = [[at for at, _ in load.requests] for load in self.loads]
+        offset = timeline_plot.liveliest(times, WINDOW_SECONDS, max(map(max, times)))
         titles = [
             (name, f"{name}: online p90 {f['online_p90_ms']:.0f} ms, offline {f['offline_tokens_per_s']:,.0f} tokens/s")
             for name, f in policies.items()
