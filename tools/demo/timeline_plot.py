@@ -35,8 +35,8 @@ def liveliest(arrivals, length, seconds):
     arrivals: seconds of the requests, one list per tenant; the quietest tenant of a window counts."""
     def score(times, start):
         inside = [t for t in times if start <= t < start + length]
-        gaps = sum(min(b - a, 1.0) for a, b in zip(inside, inside[1:]) if b - a >= 0.2)
-        return min(len(inside), 14) + 4 * gaps
+        gaps = sum(min(b - a, 1.0) for a, b in zip(inside, inside[1:]) if b - a >= 0.4)
+        return min(len(inside), 6) + 3 * gaps
 
     starts = [i * 0.25 for i in range(int(max(0.0, seconds - length) / 0.25) + 1)]
     return max(starts, key=lambda start: min(score(sorted(times), start) for times in arrivals))
