@@ -25,19 +25,23 @@ Result<int64_t> ParseBytes(std::string_view text) {
   const bool has_digits = at > 0;
   while (at < text.size() && text[at] == ' ') ++at;
   const std::string_view unit = text.substr(at);
-  constexpr std::array<std::pair<std::string_view, int64_t>, 6> kUnits = {{{"", 1},
-                                                                            {"B", 1},
-                                                                            {"KiB", int64_t{1} << 10},
-                                                                            {"MiB", int64_t{1} << 20},
-                                                                            {"GiB", int64_t{1} << 30},
-                                                                            {"TiB", int64_t{1} << 40}}};
-  const auto found = std::find_if(kUnits.begin(), kUnits.end(), [unit](const auto& item) { return item.first == unit; });
+  constexpr std::array<std::pair<std::string_view, int64_t>, 6> kUnits = {
+      {{"", 1},
+       {"B", 1},
+       {"KiB", int64_t{1} << 10},
+       {"MiB", int64_t{1} << 20},
+       {"GiB", int64_t{1} << 30},
+       {"TiB", int64_t{1} << 40}}};
+  const auto found = std::find_if(kUnits.begin(), kUnits.end(),
+                                  [unit](const auto& item) { return item.first == unit; });
   if (!has_digits || found == kUnits.end()) {
-    return Error(StatusCode::kInvalid, "'%s' is not a size: write e.g. \"512MiB\" (B, KiB, MiB, GiB, TiB)",
+    return Error(StatusCode::kInvalid,
+                 "'%s' is not a size: write e.g. \"512MiB\" (B, KiB, MiB, GiB, TiB)",
                  std::string(text).c_str());
   }
   if (!fits || !CheckedMul(value, found->second, &value)) {
-    return Error(StatusCode::kOverflow, "size '%s' does not fit in 63 bits", std::string(text).c_str());
+    return Error(StatusCode::kOverflow, "size '%s' does not fit in 63 bits",
+                 std::string(text).c_str());
   }
   return value;
 }
@@ -54,7 +58,8 @@ std::string NearestKey(std::string_view key, const std::vector<std::string_view>
       row[0] = i;
       for (size_t j = 1; j < row.size(); ++j) {
         const size_t above = row[j];
-        row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (key[i - 1] == candidate[j - 1] ? 0 : 1)});
+        row[j] = std::min(
+            {above + 1, row[j - 1] + 1, diagonal + (key[i - 1] == candidate[j - 1] ? 0 : 1)});
         diagonal = above;
       }
     }
@@ -73,7 +78,8 @@ Result<ServerConfig> DefaultConfig(int count, int64_t pool_bytes, int64_t retain
   struct sysinfo memory {};
   ::sysinfo(&memory);
   const int64_t total = static_cast<int64_t>(memory.totalram) * memory.mem_unit;
-  if (pool_bytes == 0) pool_bytes = std::clamp(total / (16 * count), kDefaultPoolMin, kDefaultPoolMax);
+  if (pool_bytes == 0)
+    pool_bytes = std::clamp(total / (16 * count), kDefaultPoolMin, kDefaultPoolMax);
   if (retained_bytes == 0) retained_bytes = total / (2 * count);
   ServerConfig config;
   for (int i = 0; i < count; ++i) {

@@ -1,8 +1,8 @@
-// What sliced is told at start: devices, memory, scheduler options, and what each user may have. From a TOML file
-// (docs/sliced.toml is the commented example) or, without one, a few CPU devices.
+// What sliced is told at start: devices, memory, scheduler options, and what each user may have.
+// From a TOML file (docs/sliced.toml is the commented example) or, without one, a few CPU devices.
 //
-// Errors of the file name the file, the line and, for an unknown key, the nearest known one. Pure but for reading the
-// file and looking up user names.
+// Errors of the file name the file, the line and, for an unknown key, the nearest known one. Pure
+// but for reading the file and looking up user names.
 #pragma once
 
 #include <sys/types.h>
@@ -23,45 +23,46 @@ namespace slice::server {
 struct DeviceSpec {
   std::string name;
   std::string backend = "cpu";
-  uint32_t ordinal = 0;       // the backend's number
+  uint32_t ordinal = 0;  // the backend's number
   DomainIndex domain = 0;
-  int32_t cpu = -1;           // pin the device's thread; -1 = no
+  int32_t cpu = -1;  // pin the device's thread; -1 = no
 };
 
 // What one user's sessions may have.
 struct TenantPolicy {
   ServiceClass class_max = ServiceClass::kOffline;      // highest that is granted
   ServiceClass class_default = ServiceClass::kOffline;  // for a session that asks for none
-  double weight = 1.0;                // default and highest
-  int64_t memory_bytes_max = 0;       // per session, all domains together; 0 = all there is
+  double weight = 1.0;                                  // default and highest
+  int64_t memory_bytes_max = 0;  // per session, all domains together; 0 = all there is
   uint64_t device_mask = ~uint64_t{0};
-  DurationNs deadline_min = 0;        // tighter ones are raised to this
-  uint32_t sessions_max = 16;         // at the same time, of this user
+  DurationNs deadline_min = 0;  // tighter ones are raised to this
+  uint32_t sessions_max = 16;   // at the same time, of this user
 };
 
 // Bounds of one session, so that no tenant can exhaust the daemon.
 struct SessionLimits {
-  uint32_t sessions_max = 128;        // of all users
+  uint32_t sessions_max = 128;  // of all users
   uint32_t graphs_max = 64;
   uint64_t graph_bytes_max = uint64_t{256} << 20;  // all registered templates of a session
-  uint32_t sets_max = 256;            // calls of import and alloc that are not released
+  uint32_t sets_max = 256;  // calls of import and alloc that are not released
   uint32_t tensors_max = 65'536;
   uint32_t bindings_max = 256;
-  uint32_t sequences_max = 4'096;     // open at the same time
+  uint32_t sequences_max = 4'096;  // open at the same time
   uint64_t arena_bytes_max = uint64_t{8} << 30;
-  uint32_t faults_max = 16;           // malformed messages and slots before the session is ended
+  uint32_t faults_max = 16;  // malformed messages and slots before the session is ended
 };
 
 struct ServerConfig {
   std::string socket_path;
-  std::string admin_group;            // may use administration requests; "" = root and the daemon's user only
-  std::string log_file;               // "" = stderr
+  std::string admin_group;  // may use administration requests; "" = root and the daemon's user only
+  std::string log_file;     // "" = stderr
   LogLevel log_level = LogLevel::kInfo;
-  std::string executor_path;          // "" = slice-executor beside sliced
+  std::string executor_path;  // "" = slice-executor beside sliced
   DurationNs executor_request_timeout = 60 * kSecond;
-  DurationNs hang_limit = 120 * kSecond;  // an op that runs longer: the executor is restarted; 0 = never
+  DurationNs hang_limit =
+      120 * kSecond;  // an op that runs longer: the executor is restarted; 0 = never
   std::vector<DeviceSpec> devices;
-  engine::Config engine;              // devices and domains too
+  engine::Config engine;  // devices and domains too
   TenantPolicy tenant_defaults;
   std::map<uid_t, TenantPolicy> tenants;
   SessionLimits limits;
@@ -72,8 +73,8 @@ struct ServerConfig {
   }
 };
 
-// `count` CPU devices "cpu0".. with a memory domain each; 0 bytes = derived from the machine's memory. Any user may be
-// online: for development. Errors: INVALID (count).
+// `count` CPU devices "cpu0".. with a memory domain each; 0 bytes = derived from the machine's
+// memory. Any user may be online: for development. Errors: INVALID (count).
 Result<ServerConfig> DefaultConfig(int count, int64_t pool_bytes = 0, int64_t retained_bytes = 0);
 // Errors: INVALID with "FILE:LINE: ..." texts.
 Result<ServerConfig> LoadConfig(const std::string& path);

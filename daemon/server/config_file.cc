@@ -1,10 +1,10 @@
-// The TOML side of config.h. Every table is read through `Table`, which remembers the keys it knows: what is left over is
-// an error that names its line and the nearest key. toml++ throws at syntax errors; nothing leaves this file.
+// The TOML side of config.h. Every table is read through `Table`, which remembers the keys it
+// knows: what is left over is an error that names its line and the nearest key. toml++ throws at
+// syntax errors; nothing leaves this file.
 #include <pwd.h>
 #include <sys/stat.h>
-#include <unistd.h>
-
 #include <toml++/toml.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -25,10 +25,12 @@ class Table {
       : table_(table), name_(std::move(name)), source_(source) {}
 
   Status At(const toml::node& node, const std::string& text) const {
-    return Error(StatusCode::kInvalid, "%s:%u: %s", source_.c_str(), node.source().begin.line, text.c_str());
+    return Error(StatusCode::kInvalid, "%s:%u: %s", source_.c_str(), node.source().begin.line,
+                 text.c_str());
   }
   Status Here(const std::string& text) const {
-    return Error(StatusCode::kInvalid, "%s:%u: %s", source_.c_str(), table_.source().begin.line, text.c_str());
+    return Error(StatusCode::kInvalid, "%s:%u: %s", source_.c_str(), table_.source().begin.line,
+                 text.c_str());
   }
   const toml::node* Get(const char* key) {
     known_.push_back(key);
@@ -51,12 +53,14 @@ class Table {
     *out = *value;
     return Status::Ok();
   }
-  Status Number(const char* key, int64_t min, int64_t max, const std::function<void(int64_t)>& set) {
+  Status Number(const char* key, int64_t min, int64_t max,
+                const std::function<void(int64_t)>& set) {
     const toml::node* node = Get(key);
     if (node == nullptr) return Status::Ok();
     const auto value = node->value_exact<int64_t>();
     if (!value.has_value() || *value < min || *value > max) {
-      return At(*node, Key(key) + " must be an integer from " + std::to_string(min) + " to " + std::to_string(max));
+      return At(*node, Key(key) + " must be an integer from " + std::to_string(min) + " to " +
+                           std::to_string(max));
     }
     set(*value);
     return Status::Ok();
@@ -66,7 +70,8 @@ class Table {
     if (node == nullptr) return Status::Ok();
     const auto value = node->value<double>();
     if (!value.has_value() || !(*value >= min) || *value > max) {
-      return At(*node, Key(key) + " must be a number from " + std::to_string(min) + " to " + std::to_string(max));
+      return At(*node, Key(key) + " must be a number from " + std::to_string(min) + " to " +
+                           std::to_string(max));
     }
     *out = *value;
     return Status::Ok();
@@ -109,7 +114,8 @@ class Table {
 
 class Parser {
  public:
-  Parser(const toml::table& root, const std::string& source) : root_(root, "the file", source), source_(source) {}
+  Parser(const toml::table& root, const std::string& source)
+      : root_(root, "the file", source), source_(source) {}
 
   Result<ServerConfig> Parse() {
     SLICE_RETURN_IF_ERROR(ReadDaemon());
@@ -134,7 +140,8 @@ class Parser {
   Status EachOf(const char* key, const std::function<Status(Table&)>& read) {
     const toml::node* node = root_.Get(key);
     if (node == nullptr) return Status::Ok();
-    if (!node->is_array_of_tables()) return root_.At(*node, std::string("write [[") + key + "]], once for each");
+    if (!node->is_array_of_tables())
+      return root_.At(*node, std::string("write [[") + key + "]], once for each");
     for (const toml::node& item : *node->as_array()) {
       Table table(*item.as_table(), std::string("[[") + key + "]]", source_);
       SLICE_RETURN_IF_ERROR(read(table));
@@ -155,13 +162,15 @@ class Parser {
     SLICE_RETURN_IF_ERROR(table->Text("log_level", &level));
     const std::vector<std::string> levels = {"debug", "info", "warning", "error"};
     const auto found = std::find(levels.begin(), levels.end(), level);
-    if (found == levels.end()) return table->Here("[daemon]: log_level must be debug, info, warning or error");
+    if (found == levels.end())
+      return table->Here("[daemon]: log_level must be debug, info, warning or error");
     config_.log_level = static_cast<LogLevel>(found - levels.begin());
-    SLICE_RETURN_IF_ERROR(table->Number("executor_timeout_ms", 100, 3'600'000, [this](int64_t value) {
-      config_.executor_request_timeout = value * kMillisecond;
+    SLICE_RETURN_IF_ERROR(table->Number(
+        "executor_timeout_ms", 100, 3'600'000,
+        [this](int64_t value) { config_.executor_request_timeout = value * kMillisecond; }));
+    SLICE_RETURN_IF_ERROR(table->Number("hang_limit_ms", 0, 3'600'000, [this](int64_t value) {
+      config_.hang_limit = value * kMillisecond;
     }));
-    SLICE_RETURN_IF_ERROR(table->Number("hang_limit_ms", 0, 3'600'000,
-                                        [this](int64_t value) { config_.hang_limit = value * kMillisecond; }));
     return table->CheckUnknown();
   }
 
@@ -172,13 +181,16 @@ class Parser {
       SLICE_RETURN_IF_ERROR(table.Size("pool", &domain.pool_bytes));
       SLICE_RETURN_IF_ERROR(table.Size("retained", &domain.retained_bytes));
       if (domain.name.empty()) return table.Here("[[domain]] needs a name");
-      if (domain.pool_bytes < kMiB) return table.Here("[[domain]] '" + domain.name + "' needs pool, at least 1MiB");
-      if (domain.retained_bytes < kMiB) return table.Here("[[domain]] '" + domain.name + "' needs retained, at least 1MiB");
+      if (domain.pool_bytes < kMiB)
+        return table.Here("[[domain]] '" + domain.name + "' needs pool, at least 1MiB");
+      if (domain.retained_bytes < kMiB)
+        return table.Here("[[domain]] '" + domain.name + "' needs retained, at least 1MiB");
       if (domain.pool_bytes > INT64_MAX / 256 || domain.retained_bytes > INT64_MAX / 256) {
         return table.Here("[[domain]] '" + domain.name + "': a size is beyond any machine");
       }
       for (const engine::DomainConfig& other : config_.engine.domains) {
-        if (other.name == domain.name) return table.Here("[[domain]] '" + domain.name + "' is there twice");
+        if (other.name == domain.name)
+          return table.Here("[[domain]] '" + domain.name + "' is there twice");
       }
       if (config_.engine.domains.size() >= kDevicesMax) return table.Here("more than 64 domains");
       config_.engine.domains.push_back(std::move(domain));
@@ -193,21 +205,26 @@ class Parser {
       SLICE_RETURN_IF_ERROR(table.Text("name", &device.name));
       SLICE_RETURN_IF_ERROR(table.Text("backend", &device.backend));
       SLICE_RETURN_IF_ERROR(table.Text("domain", &domain));
-      SLICE_RETURN_IF_ERROR(
-          table.Number("ordinal", 0, 1023, [&](int64_t value) { device.ordinal = static_cast<uint32_t>(value); }));
-      SLICE_RETURN_IF_ERROR(table.Number("cpu", -1, 65535, [&](int64_t value) { device.cpu = static_cast<int32_t>(value); }));
+      SLICE_RETURN_IF_ERROR(table.Number("ordinal", 0, 1023, [&](int64_t value) {
+        device.ordinal = static_cast<uint32_t>(value);
+      }));
+      SLICE_RETURN_IF_ERROR(table.Number(
+          "cpu", -1, 65535, [&](int64_t value) { device.cpu = static_cast<int32_t>(value); }));
       if (device.name.empty()) return table.Here("[[device]] needs a name");
       if (device.backend != "cpu" && device.backend != "cuda") {
         return table.Here("[[device]] '" + device.name + "': backend must be cpu or cuda");
       }
       if (domain.empty()) domain = device.name;
       const auto& domains = config_.engine.domains;
-      const auto found = std::find_if(domains.begin(), domains.end(), [&](const auto& item) { return item.name == domain; });
+      const auto found = std::find_if(domains.begin(), domains.end(),
+                                      [&](const auto& item) { return item.name == domain; });
       if (found == domains.end()) {
-        return table.Here("[[device]] '" + device.name + "': there is no [[domain]] named '" + domain + "'");
+        return table.Here("[[device]] '" + device.name + "': there is no [[domain]] named '" +
+                          domain + "'");
       }
       for (const DeviceSpec& other : config_.devices) {
-        if (other.name == device.name) return table.Here("[[device]] '" + device.name + "' is there twice");
+        if (other.name == device.name)
+          return table.Here("[[device]] '" + device.name + "' is there twice");
       }
       if (config_.devices.size() >= kDevicesMax) return table.Here("more than 64 devices");
       device.domain = static_cast<DomainIndex>(found - domains.begin());
@@ -217,7 +234,8 @@ class Parser {
       return Status::Ok();
     });
     SLICE_RETURN_IF_ERROR(status);
-    if (config_.devices.empty()) return root_.Here("no [[device]]: at least one is needed, with a [[domain]] of its name");
+    if (config_.devices.empty())
+      return root_.Here("no [[device]]: at least one is needed, with a [[domain]] of its name");
     return Status::Ok();
   }
 
@@ -227,15 +245,24 @@ class Parser {
     if (!table.has_value()) return Status::Ok();
     engine::Config& engine = config_.engine;
     SLICE_RETURN_IF_ERROR(table->Text("policy", &engine.policy));
-    const auto set32 = [](uint32_t* to) { return [to](int64_t value) { *to = static_cast<uint32_t>(value); }; };
+    const auto set32 = [](uint32_t* to) {
+      return [to](int64_t value) { *to = static_cast<uint32_t>(value); };
+    };
     SLICE_RETURN_IF_ERROR(table->Number("issue_ahead", 1, 64, set32(&engine.issue_ahead)));
     SLICE_RETURN_IF_ERROR(table->Number("batch_ops_max", 1, 1024, set32(&engine.batch_ops_max)));
-    SLICE_RETURN_IF_ERROR(table->Number("tenant_queue_max", 1, 256, set32(&engine.tenant_queue_max)));
-    SLICE_RETURN_IF_ERROR(table->Number("live_ops_max", 1, 10'000'000, set32(&engine.live_ops_max)));
-    const auto set_us = [](DurationNs* to) { return [to](int64_t value) { *to = value * kMicrosecond; }; };
-    SLICE_RETURN_IF_ERROR(table->Number("batch_time_max_us", 1, 60'000'000, set_us(&engine.batch_time_max)));
-    SLICE_RETURN_IF_ERROR(table->Number("command_latency_us", 1, 1'000'000, set_us(&engine.command_latency)));
-    SLICE_RETURN_IF_ERROR(table->Number("offline_op_max_us", 1, 3'600'000'000, set_us(&engine.offline_op_max)));
+    SLICE_RETURN_IF_ERROR(
+        table->Number("tenant_queue_max", 1, 256, set32(&engine.tenant_queue_max)));
+    SLICE_RETURN_IF_ERROR(
+        table->Number("live_ops_max", 1, 10'000'000, set32(&engine.live_ops_max)));
+    const auto set_us = [](DurationNs* to) {
+      return [to](int64_t value) { *to = value * kMicrosecond; };
+    };
+    SLICE_RETURN_IF_ERROR(
+        table->Number("batch_time_max_us", 1, 60'000'000, set_us(&engine.batch_time_max)));
+    SLICE_RETURN_IF_ERROR(
+        table->Number("command_latency_us", 1, 1'000'000, set_us(&engine.command_latency)));
+    SLICE_RETURN_IF_ERROR(
+        table->Number("offline_op_max_us", 1, 3'600'000'000, set_us(&engine.offline_op_max)));
     SLICE_RETURN_IF_ERROR(table->Size("workspace_margin", &engine.workspace_margin_bytes));
     SLICE_RETURN_IF_ERROR(table->Flag("drop_late", &engine.drop_late));
     return table->CheckUnknown();
@@ -246,13 +273,16 @@ class Parser {
     SLICE_RETURN_IF_ERROR(Sub("limits", &table));
     if (!table.has_value()) return Status::Ok();
     SessionLimits& limits = config_.limits;
-    const auto set32 = [](uint32_t* to) { return [to](int64_t value) { *to = static_cast<uint32_t>(value); }; };
+    const auto set32 = [](uint32_t* to) {
+      return [to](int64_t value) { *to = static_cast<uint32_t>(value); };
+    };
     SLICE_RETURN_IF_ERROR(table->Number("sessions_max", 1, 4096, set32(&limits.sessions_max)));
     SLICE_RETURN_IF_ERROR(table->Number("graphs_max", 1, 4096, set32(&limits.graphs_max)));
     SLICE_RETURN_IF_ERROR(table->Number("tensor_sets_max", 1, 65536, set32(&limits.sets_max)));
     SLICE_RETURN_IF_ERROR(table->Number("tensors_max", 1, 10'000'000, set32(&limits.tensors_max)));
     SLICE_RETURN_IF_ERROR(table->Number("bindings_max", 1, 65536, set32(&limits.bindings_max)));
-    SLICE_RETURN_IF_ERROR(table->Number("sequences_max", 1, 1'000'000, set32(&limits.sequences_max)));
+    SLICE_RETURN_IF_ERROR(
+        table->Number("sequences_max", 1, 1'000'000, set32(&limits.sequences_max)));
     SLICE_RETURN_IF_ERROR(table->Number("faults_max", 1, 1'000'000, set32(&limits.faults_max)));
     int64_t arena = static_cast<int64_t>(limits.arena_bytes_max);
     SLICE_RETURN_IF_ERROR(table->Size("arena_max", &arena));
@@ -264,7 +294,8 @@ class Parser {
     std::string name;
     SLICE_RETURN_IF_ERROR(table->Text(key, &name));
     if (name.empty()) return Status::Ok();
-    if (name != "online" && name != "offline") return table->Here(std::string(key) + " must be \"online\" or \"offline\"");
+    if (name != "online" && name != "offline")
+      return table->Here(std::string(key) + " must be \"online\" or \"offline\"");
     *out = name == "online" ? ServiceClass::kOnline : ServiceClass::kOffline;
     return Status::Ok();
   }
@@ -272,13 +303,15 @@ class Parser {
   Status ReadPolicy(Table* table, TenantPolicy* policy) {
     SLICE_RETURN_IF_ERROR(ReadClass(table, "class", &policy->class_max));
     SLICE_RETURN_IF_ERROR(ReadClass(table, "default_class", &policy->class_default));
-    if (policy->class_default == ServiceClass::kOnline && policy->class_max == ServiceClass::kOffline) {
+    if (policy->class_default == ServiceClass::kOnline &&
+        policy->class_max == ServiceClass::kOffline) {
       return table->Here("default_class is online, but class allows offline only");
     }
     SLICE_RETURN_IF_ERROR(table->Real("weight", 0.001, 1e6, &policy->weight));
     SLICE_RETURN_IF_ERROR(table->Size("memory", &policy->memory_bytes_max));
-    SLICE_RETURN_IF_ERROR(table->Number("deadline_min_ms", 0, 86'400'000,
-                                        [policy](int64_t value) { policy->deadline_min = value * kMillisecond; }));
+    SLICE_RETURN_IF_ERROR(table->Number("deadline_min_ms", 0, 86'400'000, [policy](int64_t value) {
+      policy->deadline_min = value * kMillisecond;
+    }));
     SLICE_RETURN_IF_ERROR(table->Number("sessions_max", 1, 4096, [policy](int64_t value) {
       policy->sessions_max = static_cast<uint32_t>(value);
     }));
@@ -290,9 +323,11 @@ class Parser {
     policy->device_mask = 0;
     for (const toml::node& item : *devices->as_array()) {
       const std::string name = item.value_or(std::string());
-      const auto found = std::find_if(config_.devices.begin(), config_.devices.end(),
-                                      [&](const DeviceSpec& device) { return device.name == name; });
-      if (found == config_.devices.end()) return table->At(item, "devices: there is no [[device]] named '" + name + "'");
+      const auto found =
+          std::find_if(config_.devices.begin(), config_.devices.end(),
+                       [&](const DeviceSpec& device) { return device.name == name; });
+      if (found == config_.devices.end())
+        return table->At(item, "devices: there is no [[device]] named '" + name + "'");
       policy->device_mask |= uint64_t{1} << (found - config_.devices.begin());
     }
     return Status::Ok();
@@ -308,7 +343,8 @@ class Parser {
     return EachOf("tenant", [this](Table& table) {
       int64_t uid = -1;
       std::string user;
-      SLICE_RETURN_IF_ERROR(table.Number("uid", 0, 0xfffffffe, [&](int64_t value) { uid = value; }));
+      SLICE_RETURN_IF_ERROR(
+          table.Number("uid", 0, 0xfffffffe, [&](int64_t value) { uid = value; }));
       SLICE_RETURN_IF_ERROR(table.Text("user", &user));
       if ((uid < 0) == user.empty()) return table.Here("[[tenant]] needs either uid or user");
       if (!user.empty()) {

@@ -37,8 +37,10 @@ EngineLoop::EngineLoop(const engine::Config& config, Options options, Events eve
       wake_devices_(config.devices.size()),
       running_since_(config.devices.size()) {}
 
-Result<std::unique_ptr<EngineLoop>> EngineLoop::Create(const engine::Config& config, std::span<std::byte> gmg_memory,
-                                                       const EngineFactory& factory, Options options, Events events) {
+Result<std::unique_ptr<EngineLoop>> EngineLoop::Create(const engine::Config& config,
+                                                       std::span<std::byte> gmg_memory,
+                                                       const EngineFactory& factory,
+                                                       Options options, Events events) {
   std::unique_ptr<EngineLoop> loop(new EngineLoop(config, options, std::move(events)));
   SLICE_RETURN_IF_ERROR(loop->OpenDescriptors());
   SLICE_ASSIGN_OR_RETURN(loop->engine_, factory(config, gmg_memory, loop.get()));
@@ -49,7 +51,8 @@ Status EngineLoop::OpenDescriptors() {
   SLICE_RETURN_IF_ERROR(mailbox_.Open());
   epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   timer_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!epoll_.valid() || !timer_.valid()) return ErrnoError(StatusCode::kNoMemory, errno, "epoll or timerfd");
+  if (!epoll_.valid() || !timer_.valid())
+    return ErrnoError(StatusCode::kNoMemory, errno, "epoll or timerfd");
   for (const int fd : {mailbox_.fd().get(), timer_.get()}) {
     epoll_event event{};
     event.events = EPOLLIN | EPOLLET;
@@ -132,7 +135,8 @@ void EngineLoop::Sleep() {
   for (auto& [id, tenant] : tenants_) tenant->ring->SetSleeping(true);
   bool ready = reports_ != nullptr && !reports_->PrepareSleep();
   for (auto& [id, tenant] : tenants_) {
-    ready = ready || (!tenant->broken && !tenant->ring->throttled() && tenant->ring->HasSubmissions());
+    ready =
+        ready || (!tenant->broken && !tenant->ring->throttled() && tenant->ring->HasSubmissions());
   }
   if (!ready) {
     ArmTimer(NextWake());
@@ -148,7 +152,8 @@ TimeNs EngineLoop::NextWake() const {
   TimeNs wake = engine_->NextWake();
   const TimeNs now = MonotonicNow();
   bool retry = !overflow_.empty();
-  for (const auto& [id, tenant] : tenants_) retry = retry || (tenant->ring->throttled() && !tenant->broken);
+  for (const auto& [id, tenant] : tenants_)
+    retry = retry || (tenant->ring->throttled() && !tenant->broken);
   if (retry) wake = std::min(wake, now + kRetryDelay);
   if (options_.hang_limit > 0 && !hang_reported_) {
     for (const TimeNs since : running_since_) {
@@ -186,16 +191,20 @@ void EngineLoop::RunWatches() {
   }
 }
 
-// ---- executor -------------------------------------------------------------------------------------------------------
+// ---- executor
+// -------------------------------------------------------------------------------------------------------
 
 void EngineLoop::AttachExecutor(std::unique_ptr<ExecutorRings> rings, uint64_t generation) {
   executor_generation_ = generation;
   executor_ = std::move(rings);
-  commands_ = std::make_unique<RecordRing>(executor_->commands.data(), wire::kExecutorRingCapacityBytes);
-  reports_ = std::make_unique<RecordRing>(executor_->reports.data(), wire::kExecutorRingCapacityBytes);
+  commands_ =
+      std::make_unique<RecordRing>(executor_->commands.data(), wire::kExecutorRingCapacityBytes);
+  reports_ =
+      std::make_unique<RecordRing>(executor_->reports.data(), wire::kExecutorRingCapacityBytes);
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
-  SLICE_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, executor_->engine_event.get(), &event) == 0, "epoll: executor");
+  SLICE_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, executor_->engine_event.get(), &event) == 0,
+              "epoll: executor");
   reports_broken_ = hang_reported_ = false;
   engine_->ExecutorReady(now_);
 }
@@ -256,11 +265,13 @@ void EngineLoop::NoteReport(uint32_t type, std::span<const std::byte> payload) {
 void EngineLoop::CheckHang() {
   if (options_.hang_limit <= 0 || hang_reported_) return;
   for (size_t device = 0; device < running_since_.size(); ++device) {
-    if (running_since_[device] == 0 || now_ - running_since_[device] < options_.hang_limit) continue;
+    if (running_since_[device] == 0 || now_ - running_since_[device] < options_.hang_limit)
+      continue;
     hang_reported_ = true;
     events_.executor_fault(
         executor_generation_,
-        Error(StatusCode::kTimeout, "device %zu: an op has been running for %lld ms, the limit is %lld", device,
+        Error(StatusCode::kTimeout,
+              "device %zu: an op has been running for %lld ms, the limit is %lld", device,
               static_cast<long long>((now_ - running_since_[device]) / kMillisecond),
               static_cast<long long>(options_.hang_limit / kMillisecond)));
     return;
@@ -287,8 +298,8 @@ void EngineLoop::FlushCommands() {
   bool pushed = wake_any_;
   for (const bool wake : wake_devices_) pushed = pushed || wake;
   if (!pushed) return;
-  // Whoever of the executor's threads wakes takes all commands and wakes the devices concerned. None sleeps: one is
-  // about to look.
+  // Whoever of the executor's threads wakes takes all commands and wakes the devices concerned.
+  // None sleeps: one is about to look.
   if (commands_->ConsumerSleeps()) {
     bool signalled = false;
     for (size_t device = 0; device < wake_devices_.size(); ++device) {
@@ -302,14 +313,17 @@ void EngineLoop::FlushCommands() {
   std::fill(wake_devices_.begin(), wake_devices_.end(), false);
 }
 
-// ---- sink -----------------------------------------------------------------------------------------------------------
+// ---- sink
+// -----------------------------------------------------------------------------------------------------------
 
-void EngineLoop::Complete(TenantId id, const wire::CompletionSlot& completion, const std::string& text) {
+void EngineLoop::Complete(TenantId id, const wire::CompletionSlot& completion,
+                          const std::string& text) {
   const auto found = tenants_.find(id.value);
   if (found == tenants_.end()) return;  // ended meanwhile
   Tenant* tenant = found->second.get();
   if (!tenant->live.contains(completion.cookie)) {
-    SLICE_LOG_ERROR("server", "the engine completed request %llu of session %u that is not in flight",
+    SLICE_LOG_ERROR("server",
+                    "the engine completed request %llu of session %u that is not in flight",
                     static_cast<unsigned long long>(completion.cookie), id.value);
     return;
   }
@@ -326,9 +340,12 @@ std::string EngineLoop::StatusJson() {
   nlohmann::json status = nlohmann::json::parse(engine_->StatusJson(now_), nullptr, false);
   if (!status.is_object()) status = nlohmann::json::object();
   const size_t count = std::min<size_t>(round_count_, round_samples_.size());
-  std::vector<DurationNs> samples(round_samples_.begin(), round_samples_.begin() + static_cast<std::ptrdiff_t>(count));
+  std::vector<DurationNs> samples(round_samples_.begin(),
+                                  round_samples_.begin() + static_cast<std::ptrdiff_t>(count));
   std::sort(samples.begin(), samples.end());
-  const auto quantile = [&](size_t percent) { return count == 0 ? 0 : samples[(count - 1) * percent / 100]; };
+  const auto quantile = [&](size_t percent) {
+    return count == 0 ? 0 : samples[(count - 1) * percent / 100];
+  };
   status["policy"] = engine_->policy_name();
   status["round_ns_p50"] = quantile(50);
   status["round_ns_p99"] = quantile(99);

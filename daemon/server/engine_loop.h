@@ -1,17 +1,20 @@
-// The engine thread: owns the Engine, the fast-path rings to the executor, and the daemon's ends of all tenants' rings.
-// Everything that touches them runs here; the server thread hands closures in with Call.
+// The engine thread: owns the Engine, the fast-path rings to the executor, and the daemon's ends of
+// all tenants' rings. Everything that touches them runs here; the server thread hands closures in
+// with Call.
 //
 //   tenants' submit rings ─┐                        ┌─► completion rings
 //   executor's reports ────┼─► Engine::Handle, Run ─┼─► executor's command ring
 //   server thread (Call) ──┘                        └─► timeline
 //
-// One turn: mailbox, reports, submissions (bounded per tenant), Engine::Run, then flush what the engine asked for. When
-// there is nothing to do it announces sleep in every ring, looks once more, and sleeps in epoll until an eventfd, the
-// engine's next wake or the mailbox. It never waits for a tenant and never for the server thread.
+// One turn: mailbox, reports, submissions (bounded per tenant), Engine::Run, then flush what the
+// engine asked for. When there is nothing to do it announces sleep in every ring, looks once more,
+// and sleeps in epoll until an eventfd, the engine's next wake or the mailbox. It never waits for a
+// tenant and never for the server thread.
 //
-// Tenant data: a slot and its arguments are copied once (TenantRing), checked here against the session's own tables, and
-// only then handed to the engine as ids. A tenant fault becomes a typed completion and is counted; past the limit, or on
-// impossible ring indices, `Events::TenantFault` asks the server thread to end the session.
+// Tenant data: a slot and its arguments are copied once (TenantRing), checked here against the
+// session's own tables, and only then handed to the engine as ids. A tenant fault becomes a typed
+// completion and is counted; past the limit, or on impossible ring indices, `Events::TenantFault`
+// asks the server thread to end the session.
 #pragma once
 
 #include <array>
@@ -40,8 +43,8 @@ namespace slice::server {
 // The engine's ends of one executor's rings.
 struct ExecutorRings {
   Mapping commands, reports;
-  Fd engine_event;                  // the executor signals
-  std::vector<Fd> device_events;    // by device; the engine signals
+  Fd engine_event;                // the executor signals
+  std::vector<Fd> device_events;  // by device; the engine signals
 };
 
 // What a tenant's handle on the fast path stands for; from the session's tables.
@@ -70,11 +73,13 @@ class EngineLoop final : private engine::Sink {
     DurationNs hang_limit = 0;
     size_t timeline_events_max = 1'000'000;
   };
-  using EngineFactory =
-      std::function<Result<std::unique_ptr<engine::Engine>>(const engine::Config&, std::span<std::byte>, engine::Sink*)>;
+  using EngineFactory = std::function<Result<std::unique_ptr<engine::Engine>>(
+      const engine::Config&, std::span<std::byte>, engine::Sink*)>;
 
-  static Result<std::unique_ptr<EngineLoop>> Create(const engine::Config& config, std::span<std::byte> gmg_memory,
-                                                    const EngineFactory& factory, Options options, Events events);
+  static Result<std::unique_ptr<EngineLoop>> Create(const engine::Config& config,
+                                                    std::span<std::byte> gmg_memory,
+                                                    const EngineFactory& factory, Options options,
+                                                    Events events);
   ~EngineLoop() override;
   void Start();
   // After it Call runs closures on the calling thread.
@@ -94,11 +99,13 @@ class EngineLoop final : private engine::Sink {
 
   Status AddTenant(const engine::TenantConfig& config, std::unique_ptr<TenantRing> ring);
   bool HasTenant(TenantId tenant) const { return tenants_.contains(tenant.value); }
-  // Its ring is let go, completions go nowhere. `complete_with`: what waiting requests are told first.
+  // Its ring is let go, completions go nowhere. `complete_with`: what waiting requests are told
+  // first.
   void RemoveTenant(TenantId tenant, StatusCode complete_with);
   void AddBinding(TenantId tenant, uint64_t handle, RingBinding binding);
   void RemoveBinding(TenantId tenant, uint64_t handle);
-  // Takes it out of the engine; false while requests use it. Of a tenant that has ended: true when nothing is left of it.
+  // Takes it out of the engine; false while requests use it. Of a tenant that has ended: true when
+  // nothing is left of it.
   bool TryRemoveBinding(TenantId tenant, BindingId binding);
   void AddTensor(TenantId tenant, uint64_t handle, RingTensor tensor);
   void RemoveTensor(TenantId tenant, uint64_t handle);
@@ -115,7 +122,7 @@ class EngineLoop final : private engine::Sink {
 
  private:
   struct LiveSubmit {
-    BindingId binding;               // 0: a tensor command
+    BindingId binding;  // 0: a tensor command
     std::vector<wire::ArenaRange> outputs;
   };
   struct Tenant {
@@ -123,14 +130,14 @@ class EngineLoop final : private engine::Sink {
     std::unique_ptr<TenantRing> ring;
     std::unordered_map<uint64_t, RingBinding> bindings;
     std::unordered_map<uint64_t, RingTensor> tensors;
-    std::unordered_map<uint64_t, LiveSubmit> live;      // by cookie
-    std::map<uint64_t, uint64_t> live_outputs;          // arena offset -> end
+    std::unordered_map<uint64_t, LiveSubmit> live;  // by cookie
+    std::map<uint64_t, uint64_t> live_outputs;      // arena offset -> end
     std::unordered_set<uint64_t> sequences;
-    std::map<uint32_t, std::string> texts;              // by token, the last few
+    std::map<uint32_t, std::string> texts;  // by token, the last few
     uint32_t next_token = 1;
     uint32_t faults = 0;
     uint64_t submits = 0;
-    bool broken = false;                                // reported; its ring is no longer read
+    bool broken = false;  // reported; its ring is no longer read
   };
   struct Watch {
     std::function<bool()> condition;
@@ -151,7 +158,8 @@ class EngineLoop final : private engine::Sink {
   Status HandleGraph(Tenant* tenant, const TenantRing::Submission& submission);
   Status HandleCommand(Tenant* tenant, const TenantRing::Submission& submission);
   Status HandleSequence(Tenant* tenant, const wire::SubmitSlot& slot);
-  Status ReadRange(const Tenant& tenant, const wire::Argument& argument, wire::ArenaRange* range) const;
+  Status ReadRange(const Tenant& tenant, const wire::Argument& argument,
+                   wire::ArenaRange* range) const;
   Status ReserveOutputs(Tenant* tenant, std::span<const wire::ArenaRange> outputs);
   void ReleaseLive(Tenant* tenant, uint64_t cookie);
   void Fault(Tenant* tenant, const Status& status);
@@ -167,7 +175,8 @@ class EngineLoop final : private engine::Sink {
 
   // Sink
   void ToExecutor(uint32_t type, std::span<const std::byte> payload, DeviceIndex wake) override;
-  void Complete(TenantId tenant, const wire::CompletionSlot& completion, const std::string& text) override;
+  void Complete(TenantId tenant, const wire::CompletionSlot& completion,
+                const std::string& text) override;
   void Trace(const engine::TraceEvent& event) override;
 
   const Options options_;
@@ -181,7 +190,7 @@ class EngineLoop final : private engine::Sink {
   Mailbox mailbox_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};
-  bool running_ = false;               // the thread was started and not stopped; server thread
+  bool running_ = false;  // the thread was started and not stopped; server thread
   std::atomic<uint64_t> turns_{0};
   TimeNs armed_ = kNever;
 
@@ -195,13 +204,16 @@ class EngineLoop final : private engine::Sink {
   std::unique_ptr<ExecutorRings> executor_;
   std::unique_ptr<RecordRing> commands_, reports_;
   RecordRing::Record record_;
-  struct Command { uint32_t type; std::vector<std::byte> payload; };
-  std::deque<Command> overflow_;       // commands that the ring had no room for
+  struct Command {
+    uint32_t type;
+    std::vector<std::byte> payload;
+  };
+  std::deque<Command> overflow_;  // commands that the ring had no room for
   std::vector<bool> wake_devices_;
   bool wake_any_ = false;
   std::vector<TimeNs> running_since_;  // by device; 0 = idle
   uint64_t executor_generation_ = 0;
-  bool reports_broken_ = false;        // nothing more is believed until another executor is attached
+  bool reports_broken_ = false;  // nothing more is believed until another executor is attached
   bool hang_reported_ = false;
 
   std::vector<Watch> watches_;

@@ -1,4 +1,5 @@
-// EngineLoop's fast path from a tenant's slot to Engine::Handle: every check of tenant data on the hot path is here.
+// EngineLoop's fast path from a tenant's slot to Engine::Handle: every check of tenant data on the
+// hot path is here.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 namespace slice::server {
 namespace {
 
-constexpr int kSlotsPerTurn = 32;     // per tenant: one cannot starve the others
-constexpr size_t kTextsMax = 64;      // per tenant
+constexpr int kSlotsPerTurn = 32;  // per tenant: one cannot starve the others
+constexpr size_t kTextsMax = 64;   // per tenant
 constexpr size_t kTextBytesMax = 4096;
 constexpr uint64_t kSlotAlignment = 64;
 
@@ -21,11 +22,14 @@ TimeNs ToDeadline(uint64_t deadline_ns) {
   return deadline_ns > static_cast<uint64_t>(INT64_MAX) ? kNever : static_cast<TimeNs>(deadline_ns);
 }
 
-bool HasCompletion(uint32_t opcode) { return opcode == wire::kSubmitGraph || opcode == wire::kTensorCommand; }
+bool HasCompletion(uint32_t opcode) {
+  return opcode == wire::kSubmitGraph || opcode == wire::kTensorCommand;
+}
 
 }  // namespace
 
-// ---- tables ---------------------------------------------------------------------------------------------------------
+// ---- tables
+// ---------------------------------------------------------------------------------------------------------
 
 Status EngineLoop::AddTenant(const engine::TenantConfig& config, std::unique_ptr<TenantRing> ring) {
   SLICE_RETURN_IF_ERROR(engine_->AddTenant(config, now_));
@@ -76,9 +80,11 @@ void EngineLoop::RemoveBinding(TenantId tenant, uint64_t handle) {
 bool EngineLoop::TryRemoveBinding(TenantId tenant, BindingId binding) {
   const auto found = tenants_.find(tenant.value);
   if (found == tenants_.end()) return engine_->TenantGone(tenant);
-  const bool in_use = std::any_of(found->second->live.begin(), found->second->live.end(),
-                                  [binding](const auto& item) { return item.second.binding == binding; });
-  // The engine may hold it a little longer than its last completion, until the executor has ended the instance.
+  const bool in_use =
+      std::any_of(found->second->live.begin(), found->second->live.end(),
+                  [binding](const auto& item) { return item.second.binding == binding; });
+  // The engine may hold it a little longer than its last completion, until the executor has ended
+  // the instance.
   return !in_use && engine_->RemoveBinding(binding).ok();
 }
 
@@ -107,7 +113,8 @@ uint32_t EngineLoop::KeepText(Tenant* tenant, const std::string& text) {
   return token;
 }
 
-// ---- faults ---------------------------------------------------------------------------------------------------------
+// ---- faults
+// ---------------------------------------------------------------------------------------------------------
 
 void EngineLoop::Break(Tenant* tenant, const Status& status) {
   if (tenant->broken) return;
@@ -117,10 +124,12 @@ void EngineLoop::Break(Tenant* tenant, const Status& status) {
 
 void EngineLoop::Fault(Tenant* tenant, const Status& status) {
   ++tenant->faults;
-  fault_log_.Warn("session " + std::to_string(tenant->config.id.value) + " (uid " + std::to_string(tenant->config.uid) +
-                  ", pid " + std::to_string(tenant->config.pid) + "): " + status.ToString());
+  fault_log_.Warn("session " + std::to_string(tenant->config.id.value) + " (uid " +
+                  std::to_string(tenant->config.uid) + ", pid " +
+                  std::to_string(tenant->config.pid) + "): " + status.ToString());
   if (tenant->faults >= options_.faults_max) {
-    Break(tenant, Error(StatusCode::kProtocol, "%u malformed slots; the last: %s", tenant->faults, status.text().c_str()));
+    Break(tenant, Error(StatusCode::kProtocol, "%u malformed slots; the last: %s", tenant->faults,
+                        status.text().c_str()));
   }
 }
 
@@ -136,7 +145,8 @@ void EngineLoop::CompleteWithError(Tenant* tenant, uint64_t cookie, const Status
   to_publish_.insert(tenant->config.id.value);
 }
 
-// ---- slots ----------------------------------------------------------------------------------------------------------
+// ---- slots
+// ----------------------------------------------------------------------------------------------------------
 
 bool EngineLoop::DrainSubmissions(Tenant* tenant) {
   int taken = 0;
@@ -161,10 +171,12 @@ void EngineLoop::HandleSlot(Tenant* tenant, const TenantRing::Submission& submis
   if (HasCompletion(opcode)) {
     tenant->ring->Promise();
     if (status.ok() && tenant->live.contains(slot.cookie)) {
-      status = Error(StatusCode::kProtocol, "submit slot: cookie %llu is in flight already", Ull(slot.cookie));
+      status = Error(StatusCode::kProtocol, "submit slot: cookie %llu is in flight already",
+                     Ull(slot.cookie));
     }
     if (status.ok()) {
-      status = opcode == wire::kSubmitGraph ? HandleGraph(tenant, submission) : HandleCommand(tenant, submission);
+      status = opcode == wire::kSubmitGraph ? HandleGraph(tenant, submission)
+                                            : HandleCommand(tenant, submission);
     }
     if (!status.ok()) CompleteWithError(tenant, slot.cookie, status);
   } else if (status.ok()) {
@@ -173,10 +185,12 @@ void EngineLoop::HandleSlot(Tenant* tenant, const TenantRing::Submission& submis
         status = HandleSequence(tenant, slot);
         break;
       case wire::kSequenceClose:
-        if (tenant->sequences.erase(slot.sequence) != 0) engine_->CloseSequence(tenant->config.id, slot.sequence, now_);
+        if (tenant->sequences.erase(slot.sequence) != 0)
+          engine_->CloseSequence(tenant->config.id, slot.sequence, now_);
         break;
       case wire::kCancel:
-        if (tenant->live.contains(slot.binding)) engine_->Cancel(tenant->config.id, slot.binding, now_);
+        if (tenant->live.contains(slot.binding))
+          engine_->Cancel(tenant->config.id, slot.binding, now_);
         break;
       default:
         status = Error(StatusCode::kProtocol, "submit slot: unknown opcode %u", opcode);
@@ -188,11 +202,12 @@ void EngineLoop::HandleSlot(Tenant* tenant, const TenantRing::Submission& submis
 Status EngineLoop::HandleSequence(Tenant* tenant, const wire::SubmitSlot& slot) {
   const uint32_t asked = (slot.flags >> wire::kClassShift) & 3;
   if (slot.sequence == 0 || asked == 3) {
-    return Error(StatusCode::kProtocol, "sequence open: number %llu, class %u", Ull(slot.sequence), asked);
+    return Error(StatusCode::kProtocol, "sequence open: number %llu, class %u", Ull(slot.sequence),
+                 asked);
   }
   if (tenant->sequences.size() >= options_.sequences_max) {
-    return Error(StatusCode::kProtocol, "sequence open: %zu sequences are open, the limit is %u", tenant->sequences.size(),
-                 options_.sequences_max);
+    return Error(StatusCode::kProtocol, "sequence open: %zu sequences are open, the limit is %u",
+                 tenant->sequences.size(), options_.sequences_max);
   }
   if (!tenant->sequences.insert(slot.sequence).second) {
     return Error(StatusCode::kProtocol, "sequence open: %llu is open already", Ull(slot.sequence));
@@ -208,20 +223,25 @@ Status EngineLoop::HandleSequence(Tenant* tenant, const wire::SubmitSlot& slot) 
   return Status::Ok();
 }
 
-Status EngineLoop::ReadRange(const Tenant& tenant, const wire::Argument& argument, wire::ArenaRange* range) const {
+Status EngineLoop::ReadRange(const Tenant& tenant, const wire::Argument& argument,
+                             wire::ArenaRange* range) const {
   if (argument.offset % kSlotAlignment != 0) {
-    return Error(StatusCode::kBounds, "arena slot at offset %llu: must be a multiple of %llu", Ull(argument.offset),
-                 Ull(kSlotAlignment));
+    return Error(StatusCode::kBounds, "arena slot at offset %llu: must be a multiple of %llu",
+                 Ull(argument.offset), Ull(kSlotAlignment));
   }
-  if (!RangeFits(argument.offset, argument.bytes, static_cast<uint64_t>(tenant.config.arena_bytes))) {
-    return Error(StatusCode::kBounds, "arena slot of %llu bytes at offset %llu: the arena has %llu bytes",
-                 Ull(argument.bytes), Ull(argument.offset), Ull(static_cast<uint64_t>(tenant.config.arena_bytes)));
+  if (!RangeFits(argument.offset, argument.bytes,
+                 static_cast<uint64_t>(tenant.config.arena_bytes))) {
+    return Error(StatusCode::kBounds,
+                 "arena slot of %llu bytes at offset %llu: the arena has %llu bytes",
+                 Ull(argument.bytes), Ull(argument.offset),
+                 Ull(static_cast<uint64_t>(tenant.config.arena_bytes)));
   }
   *range = {argument.offset, argument.bytes};
   return Status::Ok();
 }
 
-// All or nothing: refuses an output that overlaps one of a request in flight, or one of the same request.
+// All or nothing: refuses an output that overlaps one of a request in flight, or one of the same
+// request.
 Status EngineLoop::ReserveOutputs(Tenant* tenant, std::span<const wire::ArenaRange> outputs) {
   auto& live = tenant->live_outputs;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -235,8 +255,9 @@ Status EngineLoop::ReserveOutputs(Tenant* tenant, std::span<const wire::ArenaRan
       for (size_t k = 0; k < i; ++k) {
         if (outputs[k].bytes != 0) live.erase(outputs[k].offset);
       }
-      return Error(StatusCode::kBounds, "output %zu: %llu bytes at arena offset %llu overlap an output still in flight", i,
-                   Ull(outputs[i].bytes), Ull(begin));
+      return Error(StatusCode::kBounds,
+                   "output %zu: %llu bytes at arena offset %llu overlap an output still in flight",
+                   i, Ull(outputs[i].bytes), Ull(begin));
     }
     live.emplace(begin, end);
   }
@@ -256,7 +277,8 @@ Status EngineLoop::HandleGraph(Tenant* tenant, const TenantRing::Submission& sub
   const wire::SubmitSlot& slot = submission.slot;
   const auto binding = tenant->bindings.find(slot.binding);
   if (binding == tenant->bindings.end()) {
-    return Error(StatusCode::kStale, "submit: binding %llu does not exist (any more)", Ull(slot.binding));
+    return Error(StatusCode::kStale, "submit: binding %llu does not exist (any more)",
+                 Ull(slot.binding));
   }
   if (slot.sequence != 0 && !tenant->sequences.contains(slot.sequence)) {
     return Error(StatusCode::kStale, "submit: sequence %llu is not open", Ull(slot.sequence));
@@ -267,7 +289,8 @@ Status EngineLoop::HandleGraph(Tenant* tenant, const TenantRing::Submission& sub
   const size_t output_count = graph.results().size();
   const std::vector<wire::Argument>& arguments = submission.arguments;
   if (arguments.size() != symbol_count + input_count + output_count) {
-    return Error(StatusCode::kInvalid, "submit: %zu arguments; graph '%s' needs %zu symbols, %zu inputs and %zu outputs",
+    return Error(StatusCode::kInvalid,
+                 "submit: %zu arguments; graph '%s' needs %zu symbols, %zu inputs and %zu outputs",
                  arguments.size(), graph.name().c_str(), symbol_count, input_count, output_count);
   }
   symbols_.clear();
@@ -309,7 +332,8 @@ Status EngineLoop::HandleCommand(Tenant* tenant, const TenantRing::Submission& s
   const wire::SubmitSlot& slot = submission.slot;
   const uint32_t kind = (slot.flags >> wire::kCommandKindShift) & 0xff;
   if (kind > wire::kTensorRead || submission.arguments.empty()) {
-    return Error(StatusCode::kProtocol, "tensor command: kind %u with %zu tensors", kind, submission.arguments.size());
+    return Error(StatusCode::kProtocol, "tensor command: kind %u with %zu tensors", kind,
+                 submission.arguments.size());
   }
   const bool has_range = kind == wire::kTensorWrite || kind == wire::kTensorRead;
   if (has_range && submission.arguments.size() != 1) {
@@ -321,21 +345,25 @@ Status EngineLoop::HandleCommand(Tenant* tenant, const TenantRing::Submission& s
   for (const wire::Argument& argument : submission.arguments) {
     const auto tensor = tenant->tensors.find(argument.handle);
     if (tensor == tenant->tensors.end()) {
-      return Error(StatusCode::kStale, "tensor command: tensor %llu does not exist (any more)", Ull(argument.handle));
+      return Error(StatusCode::kStale, "tensor command: tensor %llu does not exist (any more)",
+                   Ull(argument.handle));
     }
     const RingTensor& known = tensor->second;
     if (known.kind != engine::TensorKind::kManaged) {
-      return Error(StatusCode::kInvalid, "tensor command: tensor %llu is imported; commands are for managed tensors",
+      return Error(StatusCode::kInvalid,
+                   "tensor command: tensor %llu is imported; commands are for managed tensors",
                    Ull(argument.handle));
     }
-    if (kind == wire::kTensorCrop && (slot.priority < 0 || static_cast<uint32_t>(slot.priority) >= known.dimensions)) {
-      return Error(StatusCode::kInvalid, "tensor command: crop along dimension %d of a tensor with %u dimensions",
+    if (kind == wire::kTensorCrop &&
+        (slot.priority < 0 || static_cast<uint32_t>(slot.priority) >= known.dimensions)) {
+      return Error(StatusCode::kInvalid,
+                   "tensor command: crop along dimension %d of a tensor with %u dimensions",
                    slot.priority, known.dimensions);
     }
     if (has_range) {
       if (argument.bytes != known.dense_bytes) {
-        return Error(StatusCode::kBounds, "tensor command: %llu bytes given, the tensor has %llu", Ull(argument.bytes),
-                     Ull(known.dense_bytes));
+        return Error(StatusCode::kBounds, "tensor command: %llu bytes given, the tensor has %llu",
+                     Ull(argument.bytes), Ull(known.dense_bytes));
       }
       wire::ArenaRange range{};
       SLICE_RETURN_IF_ERROR(ReadRange(*tenant, argument, &range));

@@ -52,10 +52,12 @@ Status MakePair(Fd* ours, Fd* theirs) {
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
     return ErrnoError(StatusCode::kNoMemory, errno, "socketpair");
   }
-  // A set of thousands of tensors is one message; FORCE is for root, the other as far as the system allows.
+  // A set of thousands of tensors is one message; FORCE is for root, the other as far as the system
+  // allows.
   for (const int fd : pair) {
     for (const int option : {SO_SNDBUF, SO_SNDBUFFORCE}) {
-      [[maybe_unused]] const int rc = ::setsockopt(fd, SOL_SOCKET, option, &kSocketBytes, sizeof kSocketBytes);
+      [[maybe_unused]] const int rc =
+          ::setsockopt(fd, SOL_SOCKET, option, &kSocketBytes, sizeof kSocketBytes);
     }
   }
   *ours = Fd(pair[0]);
@@ -67,9 +69,9 @@ Status MakePair(Fd* ours, Fd* theirs) {
 class Environment {
  public:
   Environment() {
-    const std::array<const char*, 6> fixed = {"OMP_NUM_THREADS=1",      "MKL_NUM_THREADS=1",
-                                              "ONEDNN_PRIMITIVE_CACHE_CAPACITY=64", "LRU_CACHE_CAPACITY=64",
-                                              "MKL_DISABLE_FAST_MM=1",  "KMP_BLOCKTIME=0"};
+    const std::array<const char*, 6> fixed = {
+        "OMP_NUM_THREADS=1",     "MKL_NUM_THREADS=1",     "ONEDNN_PRIMITIVE_CACHE_CAPACITY=64",
+        "LRU_CACHE_CAPACITY=64", "MKL_DISABLE_FAST_MM=1", "KMP_BLOCKTIME=0"};
     for (char** item = environ; *item != nullptr; ++item) {
       const std::string_view text(*item);
       const bool replaced = std::any_of(fixed.begin(), fixed.end(), [text](std::string_view own) {
@@ -89,7 +91,8 @@ class Environment {
 
 }  // namespace
 
-// ---- zygote ---------------------------------------------------------------------------------------------------------
+// ---- zygote
+// ---------------------------------------------------------------------------------------------------------
 
 ZygoteLauncher::~ZygoteLauncher() {
   socket_.Close();  // it exits by itself then
@@ -110,7 +113,8 @@ Status ZygoteLauncher::EnsureZygote() {
   if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == 0) return Status::Ok();
   pid_ = -1;
   if (::access(executor_path_.c_str(), X_OK) != 0) {
-    return ErrnoError(StatusCode::kExecutorLost, errno, "cannot start '%s': set `executor` in the config or --executor",
+    return ErrnoError(StatusCode::kExecutorLost, errno,
+                      "cannot start '%s': set `executor` in the config or --executor",
                       executor_path_.c_str());
   }
   Fd theirs;
@@ -118,8 +122,8 @@ Status ZygoteLauncher::EnsureZygote() {
   Environment environment;
   std::string control_fd = std::to_string(wire::kControlFdDefault);
   std::string zygote_flag = "--zygote", control_flag = "--control-fd";
-  std::array<char*, 5> arguments = {executor_path_.data(), zygote_flag.data(), control_flag.data(), control_fd.data(),
-                                    nullptr};
+  std::array<char*, 5> arguments = {executor_path_.data(), zygote_flag.data(), control_flag.data(),
+                                    control_fd.data(), nullptr};
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return ErrnoError(StatusCode::kNoMemory, errno, "fork for slice-executor");
@@ -143,20 +147,23 @@ Status ZygoteLauncher::EnsureZygote() {
   theirs.Close();
   Status status;
   if (!WaitReadable(socket_, kZygoteStartTimeout)) {
-    status = Error(StatusCode::kTimeout, "'%s --zygote' did not get ready within %lld s", executor_path_.c_str(),
-                   static_cast<long long>(kZygoteStartTimeout / kSecond));
+    status = Error(StatusCode::kTimeout, "'%s --zygote' did not get ready within %lld s",
+                   executor_path_.c_str(), static_cast<long long>(kZygoteStartTimeout / kSecond));
   } else {
     const Result<Packet> packet = ReceivePacket(socket_, sizeof(wire::ZygoteHello), 1, true);
     wire::ZygoteHello hello{};
     if (!packet.ok() || packet->end || packet->bytes.size() != sizeof hello) {
-      status = Error(StatusCode::kExecutorLost, "'%s --zygote' ended before it was ready: run it by hand to see why",
+      status = Error(StatusCode::kExecutorLost,
+                     "'%s --zygote' ended before it was ready: run it by hand to see why",
                      executor_path_.c_str());
     } else {
       std::memcpy(&hello, packet->bytes.data(), sizeof hello);
-      if (hello.version != wire::kZygoteVersion || hello.ring_version != wire::kExecutorRingVersion) {
-        status = Error(StatusCode::kVersion, "'%s' speaks zygote %u, ring %u; sliced %u, %u: install both of one release",
-                       executor_path_.c_str(), hello.version, hello.ring_version, wire::kZygoteVersion,
-                       wire::kExecutorRingVersion);
+      if (hello.version != wire::kZygoteVersion ||
+          hello.ring_version != wire::kExecutorRingVersion) {
+        status = Error(StatusCode::kVersion,
+                       "'%s' speaks zygote %u, ring %u; sliced %u, %u: install both of one release",
+                       executor_path_.c_str(), hello.version, hello.ring_version,
+                       wire::kZygoteVersion, wire::kExecutorRingVersion);
       }
     }
   }
@@ -179,11 +186,13 @@ Result<ExecutorProcess> ZygoteLauncher::Launch() {
   if (status.ok()) {
     Result<Packet> packet = ReceivePacket(socket_, sizeof reply, 1, true);
     if (!packet.ok() || packet->bytes.size() != sizeof reply) {
-      status = Error(StatusCode::kExecutorLost, "the zygote died while it was asked for an executor");
+      status =
+          Error(StatusCode::kExecutorLost, "the zygote died while it was asked for an executor");
     } else {
       std::memcpy(&reply, packet->bytes.data(), sizeof reply);
       if (reply.error != 0 || packet->fds.size() != 1) {
-        return ErrnoError(StatusCode::kExecutorLost, reply.error, "the zygote could not fork an executor");
+        return ErrnoError(StatusCode::kExecutorLost, reply.error,
+                          "the zygote could not fork an executor");
       }
       process.pid = reply.pid;
       process.pidfd = std::move(packet->fds[0]);
@@ -196,19 +205,21 @@ Result<ExecutorProcess> ZygoteLauncher::Launch() {
   return process;
 }
 
-// ---- link -----------------------------------------------------------------------------------------------------------
+// ---- link
+// -----------------------------------------------------------------------------------------------------------
 
 ExecutorLink::~ExecutorLink() {
   Kill();
   // A fork of the zygote with exit signal 0: __WALL. It is dead or dying.
   siginfo_t info{};
-  while (::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(process_.pidfd.get()), &info, WEXITED | __WALL) != 0 &&
+  while (::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(process_.pidfd.get()), &info,
+                  WEXITED | __WALL) != 0 &&
          errno == EINTR) {
   }
   if (info.si_pid != 0) {
     const bool by_signal = info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED;
-    SLICE_LOG_INFO("server", "executor %d ended by %s %d", process_.pid, by_signal ? "signal" : "exit status",
-                   info.si_status);
+    SLICE_LOG_INFO("server", "executor %d ended by %s %d", process_.pid,
+                   by_signal ? "signal" : "exit status", info.si_status);
   }
 }
 
@@ -217,33 +228,36 @@ void ExecutorLink::Kill() {
   ::syscall(SYS_pidfd_send_signal, process_.pidfd.get(), SIGKILL, nullptr, 0);
 }
 
-Status ExecutorLink::Call(proto::ExecutorRequest request, std::span<const int> fds, DurationNs timeout,
-                          proto::ExecutorAck* ack) {
+Status ExecutorLink::Call(proto::ExecutorRequest request, std::span<const int> fds,
+                          DurationNs timeout, proto::ExecutorAck* ack) {
   if (broken_) return Error(StatusCode::kExecutorLost, "the executor is gone");
   request.set_id(next_id_++);
   const Status sent = SendPacket(process_.control, request.SerializeAsString(), fds, false);
   if (!sent.ok()) {
     broken_ = true;
-    return Error(StatusCode::kExecutorLost, "the executor (pid %d) is gone: %s", process_.pid, sent.text().c_str());
+    return Error(StatusCode::kExecutorLost, "the executor (pid %d) is gone: %s", process_.pid,
+                 sent.text().c_str());
   }
   if (!WaitReadable(process_.control, timeout)) {
     Kill();
-    return Error(StatusCode::kTimeout, "the executor (pid %d) did not answer within %lld ms", process_.pid,
-                 static_cast<long long>(timeout / kMillisecond));
+    return Error(StatusCode::kTimeout, "the executor (pid %d) did not answer within %lld ms",
+                 process_.pid, static_cast<long long>(timeout / kMillisecond));
   }
   const Result<Packet> packet = ReceivePacket(process_.control, kAckBytesMax, 1, true);
   if (!packet.ok() || packet->end) {
     broken_ = true;
-    return Error(StatusCode::kExecutorLost, "the executor (pid %d) died during a request", process_.pid);
+    return Error(StatusCode::kExecutorLost, "the executor (pid %d) died during a request",
+                 process_.pid);
   }
   proto::ExecutorAck answer;
-  if (packet->truncated || !answer.ParseFromString(packet->bytes) || answer.id() != request.id() || answer.status() < 0 ||
-      answer.status() > SLICE_ERR_TIMEOUT) {
+  if (packet->truncated || !answer.ParseFromString(packet->bytes) || answer.id() != request.id() ||
+      answer.status() < 0 || answer.status() > SLICE_ERR_TIMEOUT) {
     Kill();
     return Error(StatusCode::kProtocol, "the executor (pid %d) answered nonsense", process_.pid);
   }
   if (ack != nullptr) *ack = answer;
-  if (answer.status() != SLICE_OK) return Status(static_cast<StatusCode>(answer.status()), answer.text());
+  if (answer.status() != SLICE_OK)
+    return Status(static_cast<StatusCode>(answer.status()), answer.text());
   return Status::Ok();
 }
 

@@ -1,9 +1,12 @@
-// The cold path to one executor process: requests of executor.proto over its socket, each waited for.
+// The cold path to one executor process: requests of executor.proto over its socket, each waited
+// for.
 //
-// ExecutorLauncher makes such processes; ZygoteLauncher is the real one (fork server `slice-executor --zygote`), tests
-// have their own. Start both from a thread that lives as long as sliced: the children die with it (PR_SET_PDEATHSIG).
+// ExecutorLauncher makes such processes; ZygoteLauncher is the real one (fork server
+// `slice-executor --zygote`), tests have their own. Start both from a thread that lives as long as
+// sliced: the children die with it (PR_SET_PDEATHSIG).
 //
-// Owner and thread: the supervisor, on the server thread. Blocks: Call and Launch, at most their timeouts.
+// Owner and thread: the supervisor, on the server thread. Blocks: Call and Launch, at most their
+// timeouts.
 #pragma once
 
 #include <sys/types.h>
@@ -21,8 +24,8 @@ namespace slice::server {
 
 struct ExecutorProcess {
   pid_t pid = 0;
-  Fd pidfd;      // readable when it has died
-  Fd control;    // our end
+  Fd pidfd;    // readable when it has died
+  Fd control;  // our end
 };
 
 class ExecutorLauncher {
@@ -53,8 +56,9 @@ class ExecutorLink {
   // Kills the process if it lives, and reaps it.
   ~ExecutorLink();
 
-  // Waits for the acknowledgement. Errors: the acknowledgement's own (the executor lives); EXECUTOR_LOST (it is gone),
-  // TIMEOUT (it does not answer), PROTOCOL (nonsense): the link is broken() then.
+  // Waits for the acknowledgement. Errors: the acknowledgement's own (the executor lives);
+  // EXECUTOR_LOST (it is gone), TIMEOUT (it does not answer), PROTOCOL (nonsense): the link is
+  // broken() then.
   Status Call(proto::ExecutorRequest request, std::span<const int> fds, DurationNs timeout,
               proto::ExecutorAck* ack = nullptr);
   bool broken() const { return broken_; }

@@ -10,7 +10,8 @@ std::vector<int> ExecutorTables::Entry::raw_fds() const {
   return raw;
 }
 
-ExecutorTables::Kind ExecutorTables::KindOf(const proto::ExecutorRequest& request, uint32_t* id, uint32_t* tenant) {
+ExecutorTables::Kind ExecutorTables::KindOf(const proto::ExecutorRequest& request, uint32_t* id,
+                                            uint32_t* tenant) {
   switch (request.kind_case()) {
     case proto::ExecutorRequest::kAddTenant:
       *id = *tenant = request.add_tenant().tenant();
@@ -43,7 +44,8 @@ void ExecutorTables::Erase(Kind kind, uint32_t id) { entries_[kind].erase(id); }
 
 void ExecutorTables::EraseTenant(uint32_t tenant) {
   for (const Kind kind : {kTenant, kSet, kBinding}) {
-    std::erase_if(entries_[kind], [tenant](const auto& item) { return item.second.tenant == tenant; });
+    std::erase_if(entries_[kind],
+                  [tenant](const auto& item) { return item.second.tenant == tenant; });
   }
 }
 
@@ -53,7 +55,8 @@ size_t ExecutorTables::size() const {
   return total;
 }
 
-Status ExecutorTables::Replay(ExecutorLink* link, DurationNs timeout, std::vector<Failure>* refused) const {
+Status ExecutorTables::Replay(ExecutorLink* link, DurationNs timeout,
+                              std::vector<Failure>* refused) const {
   for (int kind = 0; kind < kKindCount; ++kind) {
     for (const auto& [id, entry] : entries_[kind]) {
       const Status status = link->Call(entry.request, entry.raw_fds(), timeout);

@@ -1,5 +1,6 @@
-// What an executor must know: tenants, templates, tensor sets, bindings, each as the request that made it and the
-// descriptors that go beside it. Kept so that a new executor can be brought to the same state after a death.
+// What an executor must know: tenants, templates, tensor sets, bindings, each as the request that
+// made it and the descriptors that go beside it. Kept so that a new executor can be brought to the
+// same state after a death.
 //
 // Owner and thread: the supervisor, on the server thread. Blocks: Replay, for the acknowledgements.
 #pragma once
@@ -21,7 +22,8 @@ class ExecutorTables {
   struct Entry {
     proto::ExecutorRequest request;
     std::vector<Fd> fds;
-    uint32_t tenant = 0;    // who goes when the entry cannot be replayed; 0 = nobody (templates are shared)
+    uint32_t tenant =
+        0;  // who goes when the entry cannot be replayed; 0 = nobody (templates are shared)
     std::vector<int> raw_fds() const;
   };
   // Order of replay: each kind refers only to earlier ones.
@@ -43,8 +45,9 @@ class ExecutorTables {
     uint32_t id = 0;
     uint32_t tenant = 0;
   };
-  // Sends everything. An entry that is refused by a living executor is reported in *refused and left out; a death or
-  // timeout ends the replay with its status, and *refused holds the entry at which it happened as the last one.
+  // Sends everything. An entry that is refused by a living executor is reported in *refused and
+  // left out; a death or timeout ends the replay with its status, and *refused holds the entry at
+  // which it happened as the last one.
   Status Replay(ExecutorLink* link, DurationNs timeout, std::vector<Failure>* refused) const;
 
  private:

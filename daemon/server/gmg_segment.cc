@@ -21,7 +21,8 @@ Status GmgSegment::Publish(const std::string& socket_path) {
   const std::string fresh = path + ".new";
   const Fd file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
   const std::string note = std::to_string(::getpid()) + " " + std::to_string(memfd_.get()) + "\n";
-  if (!file.valid() || ::write(file.get(), note.data(), note.size()) != static_cast<ssize_t>(note.size()) ||
+  if (!file.valid() ||
+      ::write(file.get(), note.data(), note.size()) != static_cast<ssize_t>(note.size()) ||
       std::rename(fresh.c_str(), path.c_str()) != 0) {
     return ErrnoError(StatusCode::kInvalid, errno, "cannot write '%s'", path.c_str());
   }

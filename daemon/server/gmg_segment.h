@@ -1,8 +1,9 @@
-// The GMG's shared memory: a memfd that only sliced can write, and the note beside the socket that says where it is.
+// The GMG's shared memory: a memfd that only sliced can write, and the note beside the socket that
+// says where it is.
 //
-// `<socket>.gmg` holds "PID FD": slicectl opens /proc/PID/fd/FD read-only, which works while sliced is stopped, and which
-// the kernel allows only to root and to the daemon's own user. The segment shows all tenants, so nobody else gets it.
-// Owner: the server.
+// `<socket>.gmg` holds "PID FD": slicectl opens /proc/PID/fd/FD read-only, which works while sliced
+// is stopped, and which the kernel allows only to root and to the daemon's own user. The segment
+// shows all tenants, so nobody else gets it. Owner: the server.
 #pragma once
 
 #include <span>

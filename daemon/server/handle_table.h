@@ -1,7 +1,8 @@
-// Handles of one session: 64 bits, a slot's index in the low half and its generation in the high half. A handle of
-// something that is gone never matches what took its slot. 0 is never valid.
+// Handles of one session: 64 bits, a slot's index in the low half and its generation in the high
+// half. A handle of something that is gone never matches what took its slot. 0 is never valid.
 //
-// Owner and thread: the session, on the server thread. Handles come from tenants: Find trusts nothing.
+// Owner and thread: the session, on the server thread. Handles come from tenants: Find trusts
+// nothing.
 #pragma once
 
 #include <cstdint>

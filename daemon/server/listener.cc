@@ -19,8 +19,8 @@ Result<Listener> Listener::Listen(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path) {
-    return Error(StatusCode::kInvalid, "socket path '%s' has %zu bytes, 1 to %zu are possible", path.c_str(), path.size(),
-                 sizeof address.sun_path - 1);
+    return Error(StatusCode::kInvalid, "socket path '%s' has %zu bytes, 1 to %zu are possible",
+                 path.c_str(), path.size(), sizeof address.sun_path - 1);
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const auto* raw = reinterpret_cast<const sockaddr*>(&address);
@@ -28,22 +28,26 @@ Result<Listener> Listener::Listen(const std::string& path) {
   const std::string lock_path = path + ".lock";
   Fd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid()) {
-    return ErrnoError(StatusCode::kInvalid, errno, "cannot open '%s': does the socket's folder exist, and is it writable?",
+    return ErrnoError(StatusCode::kInvalid, errno,
+                      "cannot open '%s': does the socket's folder exist, and is it writable?",
                       lock_path.c_str());
   }
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    return Error(StatusCode::kInvalid,
-                 "another sliced uses '%s' (it holds '%s'): stop it, or give this one another --socket", path.c_str(),
-                 lock_path.c_str());
+    return Error(
+        StatusCode::kInvalid,
+        "another sliced uses '%s' (it holds '%s'): stop it, or give this one another --socket",
+        path.c_str(), lock_path.c_str());
   }
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid()) return ErrnoError(StatusCode::kNoMemory, errno, "socket");
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0) {
-    if (!S_ISSOCK(info.st_mode)) return Error(StatusCode::kInvalid, "'%s' exists and is not a socket", path.c_str());
+    if (!S_ISSOCK(info.st_mode))
+      return Error(StatusCode::kInvalid, "'%s' exists and is not a socket", path.c_str());
     const Fd probe(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (::connect(probe.get(), raw, sizeof address) == 0 || errno == EAGAIN) {
-      return Error(StatusCode::kInvalid, "a daemon answers on '%s' already: stop it, or give this one another --socket",
+      return Error(StatusCode::kInvalid,
+                   "a daemon answers on '%s' already: stop it, or give this one another --socket",
                    path.c_str());
     }
     ::unlink(path.c_str());  // left by a daemon that is gone
@@ -52,7 +56,8 @@ Result<Listener> Listener::Listen(const std::string& path) {
     return ErrnoError(StatusCode::kInvalid, errno, "cannot bind '%s'", path.c_str());
   }
   // Everybody may connect: what a user may have is the config's business.
-  if (::chmod(path.c_str(), 0666) != 0 || ::listen(socket.get(), kBacklog) != 0 || ::lstat(path.c_str(), &info) != 0) {
+  if (::chmod(path.c_str(), 0666) != 0 || ::listen(socket.get(), kBacklog) != 0 ||
+      ::lstat(path.c_str(), &info) != 0) {
     return ErrnoError(StatusCode::kInvalid, errno, "cannot listen on '%s'", path.c_str());
   }
   return Listener(std::move(socket), std::move(lock), path, info.st_ino);

@@ -1,6 +1,7 @@
 // Closures from one thread to another: the owner waits on fd() and runs them in order.
 //
-// Owner: the receiving thread. Threads: Post from any thread; Drain only from the owner. Blocks: never.
+// Owner: the receiving thread. Threads: Post from any thread; Drain only from the owner. Blocks:
+// never.
 #pragma once
 
 #include <functional>
@@ -30,8 +31,8 @@ class Mailbox {
     SignalEventFd(event_);
   }
 
-  // Runs what has been posted until now; true if there was something. Tasks may post again. `clear`: fd() is watched
-  // level-triggered, so it must be read.
+  // Runs what has been posted until now; true if there was something. Tasks may post again.
+  // `clear`: fd() is watched level-triggered, so it must be read.
   bool Drain(bool clear = true) {
     if (clear) ClearEventFd(event_);
     std::vector<Task> tasks;

@@ -1,4 +1,5 @@
-// sliced: the scheduler daemon. Reads the config, starts the executor, serves tenants until SIGTERM or SIGINT.
+// sliced: the scheduler daemon. Reads the config, starts the executor, serves tenants until SIGTERM
+// or SIGINT.
 #include <signal.h>
 #include <unistd.h>
 
@@ -45,9 +46,9 @@ Result<ServerConfig> MakeConfig(const Arguments& arguments) {
   if (!arguments.retained.empty()) {
     SLICE_ASSIGN_OR_RETURN(retained, slice::server::ParseBytes(arguments.retained));
   }
-  Result<ServerConfig> config = arguments.config.empty()
-                                    ? slice::server::DefaultConfig(arguments.cpu_devices, pool, retained)
-                                    : slice::server::LoadConfig(arguments.config);
+  Result<ServerConfig> config =
+      arguments.config.empty() ? slice::server::DefaultConfig(arguments.cpu_devices, pool, retained)
+                               : slice::server::LoadConfig(arguments.config);
   if (!config.ok()) return config;
   if (!arguments.socket.empty()) config->socket_path = arguments.socket;
   if (config->socket_path.empty()) config->socket_path = slice::wire::kDefaultSocketPath;
@@ -86,25 +87,33 @@ int Serve(const ServerConfig& config) {
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app{"sliced: schedules tensor operators of many tenants on the idle slices of shared devices"};
-  app.add_option("--config", arguments.config, "TOML file; see docs/sliced.toml. Without it: CPU devices, for development");
+  CLI::App app{
+      "sliced: schedules tensor operators of many tenants on the idle slices of shared devices"};
+  app.add_option("--config", arguments.config,
+                 "TOML file; see docs/sliced.toml. Without it: CPU devices, for development");
   app.add_option("--socket", arguments.socket, "Path of the control socket; overrides the config");
-  app.add_option("--executor", arguments.executor, "Path of slice-executor; default: beside sliced");
+  app.add_option("--executor", arguments.executor,
+                 "Path of slice-executor; default: beside sliced");
   app.add_option("--policy", arguments.policy, "Scheduling policy; overrides the config");
-  app.add_option("--cpu-devices", arguments.cpu_devices, "Without --config: number of CPU devices")->check(CLI::Range(1, 64));
-  app.add_option("--pool", arguments.pool, "Without --config: memory pool of each device, e.g. 256MiB");
-  app.add_option("--retained", arguments.retained, "Without --config: memory for weights and state of each device");
+  app.add_option("--cpu-devices", arguments.cpu_devices, "Without --config: number of CPU devices")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--pool", arguments.pool,
+                 "Without --config: memory pool of each device, e.g. 256MiB");
+  app.add_option("--retained", arguments.retained,
+                 "Without --config: memory for weights and state of each device");
   app.add_option("--log-level", arguments.log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
-  app.add_flag("--check-config", arguments.check_config, "Only check the config; exit status 0 = it is fine");
-  app.add_flag("--foreground", arguments.foreground, "Stay in the foreground (the default, and the only way)");
+  app.add_flag("--check-config", arguments.check_config,
+               "Only check the config; exit status 0 = it is fine");
+  app.add_flag("--foreground", arguments.foreground,
+               "Stay in the foreground (the default, and the only way)");
   CLI11_PARSE(app, argc, argv);
   const Result<ServerConfig> config = MakeConfig(arguments);
   if (!config.ok()) return Fail(config.status());
   if (arguments.check_config) {
     std::printf("%s: %zu devices, %zu memory domains, %zu users named: fine\n",
-                arguments.config.empty() ? "defaults" : arguments.config.c_str(), config->devices.size(),
-                config->engine.domains.size(), config->tenants.size());
+                arguments.config.empty() ? "defaults" : arguments.config.c_str(),
+                config->devices.size(), config->engine.domains.size(), config->tenants.size());
     return 0;
   }
   return Serve(*config);

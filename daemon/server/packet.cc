@@ -8,7 +8,8 @@
 
 namespace slice::server {
 
-Status SendPacket(const Fd& socket, const std::string& bytes, std::span<const int> fds, bool dont_wait) {
+Status SendPacket(const Fd& socket, const std::string& bytes, std::span<const int> fds,
+                  bool dont_wait) {
   SLICE_CHECK(fds.size() <= kPacketFdsMax, "too many descriptors for one packet");
   iovec part{};
   part.iov_base = const_cast<char*>(bytes.data());
@@ -27,9 +28,11 @@ Status SendPacket(const Fd& socket, const std::string& bytes, std::span<const in
     std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
   }
   for (;;) {
-    if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL | (dont_wait ? MSG_DONTWAIT : 0)) >= 0) return Status::Ok();
+    if (::sendmsg(socket.get(), &message, MSG_NOSIGNAL | (dont_wait ? MSG_DONTWAIT : 0)) >= 0)
+      return Status::Ok();
     if (errno == EINTR) continue;
-    if (errno == EAGAIN) return Error(StatusCode::kWouldBlock, "the other side does not read its socket");
+    if (errno == EAGAIN)
+      return Error(StatusCode::kWouldBlock, "the other side does not read its socket");
     return ErrnoError(StatusCode::kDaemonLost, errno, "send of %zu bytes", bytes.size());
   }
 }
@@ -56,7 +59,8 @@ Result<Packet> ReceivePacket(const Fd& socket, size_t bytes_max, size_t fds_max,
     return ErrnoError(StatusCode::kDaemonLost, errno, "receive");
   }
   // Take every descriptor that came, so that none leaks whatever happens next.
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < count; ++i) {
@@ -65,7 +69,8 @@ Result<Packet> ReceivePacket(const Fd& socket, size_t bytes_max, size_t fds_max,
       packet.fds.emplace_back(fd);
     }
   }
-  packet.truncated = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || packet.fds.size() > fds_max;
+  packet.truncated =
+      (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || packet.fds.size() > fds_max;
   // An empty packet is no message of ours either: to a SEQPACKET reader it is the end.
   packet.end = got == 0;
   packet.bytes.resize(static_cast<size_t>(got));

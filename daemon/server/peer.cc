@@ -41,8 +41,8 @@ Result<Peer> IdentifyPeer(const Fd& socket) {
   int pidfd = -1;
   bytes = sizeof pidfd;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERPIDFD, &pidfd, &bytes) != 0) {
-    // Before 6.5: by number. The process connected just now; should it be gone and the number reused, the session ends
-    // later than it could, with the hang-up of its socket.
+    // Before 6.5: by number. The process connected just now; should it be gone and the number
+    // reused, the session ends later than it could, with the hang-up of its socket.
     pidfd = static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0));
   }
   if (pidfd >= 0) peer.pidfd = Fd(pidfd);
@@ -55,8 +55,11 @@ bool IsAdministrator(const Peer& peer, const std::string& admin_group) {
   group entry{};
   group* found = nullptr;
   std::vector<char> buffer(kGroupBufferBytes);
-  if (::getgrnam_r(admin_group.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) return false;
-  return peer.gid == found->gr_gid || std::find(peer.groups.begin(), peer.groups.end(), found->gr_gid) != peer.groups.end();
+  if (::getgrnam_r(admin_group.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 ||
+      found == nullptr)
+    return false;
+  return peer.gid == found->gr_gid ||
+         std::find(peer.groups.begin(), peer.groups.end(), found->gr_gid) != peer.groups.end();
 }
 
 }  // namespace slice::server

@@ -17,7 +17,7 @@ struct Peer {
   uid_t uid = 0;
   gid_t gid = 0;
   std::vector<gid_t> groups;  // supplementary ones
-  Fd pidfd;                   // readable when the process has died; not valid when the kernel cannot give one
+  Fd pidfd;  // readable when the process has died; not valid when the kernel cannot give one
 };
 
 // Errors: INTERNAL.

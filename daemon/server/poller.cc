@@ -49,12 +49,15 @@ void Poller::Remove(int fd) {
 void Poller::Wait(DurationNs timeout) {
   std::array<epoll_event, kEventsPerWait> events{};
   // Rounded up: waking a millisecond early would spin until the time has come.
-  const int timeout_ms = timeout < 0 ? -1 : static_cast<int>((timeout + kMillisecond - 1) / kMillisecond);
+  const int timeout_ms =
+      timeout < 0 ? -1 : static_cast<int>((timeout + kMillisecond - 1) / kMillisecond);
   const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, timeout_ms);
   for (int i = 0; i < count; ++i) {
     const auto fd = static_cast<int>(events[static_cast<size_t>(i)].data.u64 & 0xffffffffu);
     const auto found = entries_.find(fd);
-    if (found == entries_.end() || Key(fd, found->second->serial) != events[static_cast<size_t>(i)].data.u64) continue;
+    if (found == entries_.end() ||
+        Key(fd, found->second->serial) != events[static_cast<size_t>(i)].data.u64)
+      continue;
     const std::shared_ptr<Entry> keep = found->second;  // the callback may remove its own entry
     keep->callback(events[static_cast<size_t>(i)].events);
   }

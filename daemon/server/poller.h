@@ -1,4 +1,5 @@
-// epoll for the server thread: descriptors with callbacks. A callback may add and remove descriptors, its own too.
+// epoll for the server thread: descriptors with callbacks. A callback may add and remove
+// descriptors, its own too.
 //
 // Owner and thread: the server thread. Blocks: in Wait, at most its timeout.
 #pragma once
@@ -28,7 +29,8 @@ class Poller {
 
  private:
   struct Entry {
-    uint64_t serial = 0;  // tells a descriptor from a closed one with the same number, within one Wait
+    uint64_t serial =
+        0;  // tells a descriptor from a closed one with the same number, within one Wait
     Callback callback;
   };
   Fd epoll_;

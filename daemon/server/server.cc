@@ -39,6 +39,7 @@ Status Server::Open(Parts parts) {
   started_ = MonotonicNow();
   std::random_device random;
   config_.engine.epoch = (uint64_t{random()} << 32) | random();
+  config_.engine.daemon_pid = static_cast<uint64_t>(::getpid());
   RaiseDescriptorLimit();
   SLICE_RETURN_IF_ERROR(poller_.Open());
   SLICE_RETURN_IF_ERROR(mailbox_.Open());
@@ -64,14 +65,17 @@ Status Server::Open(Parts parts) {
   events.executor_fault = [this](uint64_t generation, Status why) {
     mailbox_.Post([this, generation, why] { supervisor_->Distrust(generation, why); });
   };
-  SLICE_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config_.engine, gmg_->memory(), parts.engine_factory, options, events));
-  supervisor_ = std::make_unique<Supervisor>(config_, std::move(parts.launcher), loop_.get(), &poller_,
-                                             [this](TenantId tenant, const Status& why) {
+  SLICE_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config_.engine, gmg_->memory(),
+                                                   parts.engine_factory, options, events));
+  supervisor_ = std::make_unique<Supervisor>(config_, std::move(parts.launcher), loop_.get(),
+                                             &poller_, [this](TenantId tenant, const Status& why) {
                                                const auto found = sessions_.find(tenant.value);
-                                               if (found != sessions_.end()) found->second->End(why);
+                                               if (found != sessions_.end())
+                                                 found->second->End(why);
                                              });
   templates_ = std::make_unique<TemplateStore>(loop_.get(), supervisor_.get(), &mailbox_);
-  services_ = std::make_unique<Services>(config_, poller_, mailbox_, *loop_, *supervisor_, *templates_);
+  services_ =
+      std::make_unique<Services>(config_, poller_, mailbox_, *loop_, *supervisor_, *templates_);
   services_->daemon_epoch = config_.engine.epoch;
   services_->home_counts.resize(config_.devices.size());
   services_->find_session = [this](uint32_t number) -> Session* {
@@ -83,10 +87,13 @@ Status Server::Open(Parts parts) {
   SLICE_RETURN_IF_ERROR(supervisor_->Start());
   loop_->Start();
   SLICE_RETURN_IF_ERROR(gmg_->Publish(config_.socket_path));
-  SLICE_RETURN_IF_ERROR(poller_.Add(mailbox_.fd().get(), EPOLLIN, [this](uint32_t) { mailbox_.Drain(); }));
-  SLICE_RETURN_IF_ERROR(poller_.Add(listener_->fd().get(), EPOLLIN, [this](uint32_t) { AcceptAll(); }));
-  SLICE_LOG_INFO("server", "sliced %d serves %zu devices on '%s', policy '%s'", ::getpid(), config_.devices.size(),
-                 config_.socket_path.c_str(), config_.engine.policy.c_str());
+  SLICE_RETURN_IF_ERROR(
+      poller_.Add(mailbox_.fd().get(), EPOLLIN, [this](uint32_t) { mailbox_.Drain(); }));
+  SLICE_RETURN_IF_ERROR(
+      poller_.Add(listener_->fd().get(), EPOLLIN, [this](uint32_t) { AcceptAll(); }));
+  SLICE_LOG_INFO("server", "sliced %d serves %zu devices on '%s', policy '%s'", ::getpid(),
+                 config_.devices.size(), config_.socket_path.c_str(),
+                 config_.engine.policy.c_str());
   return Status::Ok();
 }
 
@@ -125,7 +132,8 @@ void Server::Run() {
   Drain();
 }
 
-// Sessions are told, running ops end, and the socket goes last: a client that tries again finds no daemon.
+// Sessions are told, running ops end, and the socket goes last: a client that tries again finds no
+// daemon.
 void Server::Drain() {
   poller_.Remove(listener_->fd().get());
   for (auto& [number, session] : sessions_) {
@@ -134,10 +142,11 @@ void Server::Drain() {
   }
   EndSessions();
   const TimeNs limit = MonotonicNow() + kDrainLimit;
-  while (services_->tenants_leaving != 0 && MonotonicNow() < limit) poller_.Wait(100 * kMillisecond);
+  while (services_->tenants_leaving != 0 && MonotonicNow() < limit)
+    poller_.Wait(100 * kMillisecond);
   if (services_->tenants_leaving != 0) {
-    SLICE_LOG_WARN("server", "%u sessions had ops that did not end within %lld s", services_->tenants_leaving,
-                   static_cast<long long>(kDrainLimit / kSecond));
+    SLICE_LOG_WARN("server", "%u sessions had ops that did not end within %lld s",
+                   services_->tenants_leaving, static_cast<long long>(kDrainLimit / kSecond));
   }
   loop_->Stop();
   supervisor_.reset();  // and the executor with it
@@ -153,12 +162,14 @@ void Server::AcceptAll() {
     const uid_t uid = peer->uid;
     const uint32_t allowed = config_.PolicyOf(uid).sessions_max + kExtraConnectionsPerUser;
     if (connections_[uid] >= allowed) {
-      services_->fault_log.Warn("user " + std::to_string(uid) + " has " + std::to_string(connections_[uid]) +
+      services_->fault_log.Warn("user " + std::to_string(uid) + " has " +
+                                std::to_string(connections_[uid]) +
                                 " connections: another one is refused");
       continue;
     }
     const uint32_t number = next_session_++;
-    auto session = std::make_unique<Session>(services_.get(), number, std::move(socket), std::move(*peer));
+    auto session =
+        std::make_unique<Session>(services_.get(), number, std::move(socket), std::move(*peer));
     const Status started = session->Start();
     if (!started.ok()) {
       services_->fault_log.Warn(started.ToString());

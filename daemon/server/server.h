@@ -5,7 +5,8 @@
 //   cold path, process deaths, stop  ──Call──►
 //                                    ◄─Post──   faults, "it is gone now"
 //
-// Owner: main (or a test). Threads: all methods on the thread that called Create, but RequestStop. Blocks: Run.
+// Owner: main (or a test). Threads: all methods on the thread that called Create, but RequestStop.
+// Blocks: Run.
 #pragma once
 
 #include <memory>
@@ -54,7 +55,7 @@ class Server {
   void Drain();
   std::string StatusJson();
 
-  ServerConfig config_;   // not changed after Open
+  ServerConfig config_;  // not changed after Open
   Poller poller_;
   Mailbox mailbox_;
   std::unique_ptr<Listener> listener_;
@@ -65,7 +66,7 @@ class Server {
   std::unique_ptr<TemplateStore> templates_;
   std::unique_ptr<Services> services_;
   std::unordered_map<uint32_t, std::unique_ptr<Session>> sessions_;
-  std::vector<uint32_t> ended_;          // to be destroyed at the end of the turn
+  std::vector<uint32_t> ended_;  // to be destroyed at the end of the turn
   std::unordered_map<uid_t, uint32_t> connections_;
   uint32_t next_session_ = 1;
   TimeNs started_ = 0;

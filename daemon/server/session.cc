@@ -42,7 +42,8 @@ Session::~Session() {
   --services_->tenant_count;
   ++services_->tenants_leaving;
   if (--services_->tenants_of_uid[peer_.uid] == 0) services_->tenants_of_uid.erase(peer_.uid);
-  // References on templates: of graphs, of bindings, and of bindings whose last request has not ended (their own task).
+  // References on templates: of graphs, of bindings, and of bindings whose last request has not
+  // ended (their own task).
   std::vector<TemplateId> templates;
   graphs_.ForEach([&](const Graph& graph) { templates.push_back(graph.id); });
   bindings_.ForEach([&](const Binding& binding) { templates.push_back(binding.graph); });
@@ -55,7 +56,8 @@ Session::~Session() {
                               services->mailbox.Post([services, id, templates] {
                                 --services->tenants_leaving;
                                 services->supervisor.DropTenant(id);
-                                for (const TemplateId graph : templates) services->templates.Release(graph);
+                                for (const TemplateId graph : templates)
+                                  services->templates.Release(graph);
                               });
                             });
   });
@@ -78,8 +80,9 @@ void Session::End(const Status& why) {
   services_->poller.Remove(socket_.get());
   if (is_tenant_) {
     const bool is_fault = why.code() == StatusCode::kProtocol;
-    const std::string text = "session " + std::to_string(number_) + " '" + name_ + "' (uid " + std::to_string(peer_.uid) +
-                             ", pid " + std::to_string(peer_.pid) + ") ends: " + why.text();
+    const std::string text = "session " + std::to_string(number_) + " '" + name_ + "' (uid " +
+                             std::to_string(peer_.uid) + ", pid " + std::to_string(peer_.pid) +
+                             ") ends: " + why.text();
     if (is_fault) {
       services_->fault_log.Warn(text);
     } else {
@@ -95,7 +98,8 @@ void Session::OnReadable() {
     End(Error(StatusCode::kDaemonLost, "connection closed"));
     return;
   }
-  Result<Packet> packet = ReceivePacket(socket_, wire::kControlMessageBytesMax, wire::kControlFdsMax, true);
+  Result<Packet> packet =
+      ReceivePacket(socket_, wire::kControlMessageBytesMax, wire::kControlFdsMax, true);
   if (!packet.ok()) {
     if (packet.status().code() != StatusCode::kWouldBlock) End(packet.status());
     return;
@@ -107,10 +111,12 @@ void Session::OnReadable() {
   request_id_ = 0;
   proto::Request request;
   if (packet->truncated || !request.ParseFromString(packet->bytes)) {
-    const Status status = packet->truncated
-                              ? Error(StatusCode::kProtocol, "message longer than %zu bytes or with more than %zu descriptors",
-                                      wire::kControlMessageBytesMax, wire::kControlFdsMax)
-                              : Error(StatusCode::kProtocol, "message of %zu bytes is not a Request", packet->bytes.size());
+    const Status status =
+        packet->truncated ? Error(StatusCode::kProtocol,
+                                  "message longer than %zu bytes or with more than %zu descriptors",
+                                  wire::kControlMessageBytesMax, wire::kControlFdsMax)
+                          : Error(StatusCode::kProtocol, "message of %zu bytes is not a Request",
+                                  packet->bytes.size());
     ReplyError(status);
     End(status);
     return;
@@ -134,33 +140,57 @@ void Session::Dispatch(const proto::Request& request, std::vector<Fd> fds) {
   using Kind = proto::Request::KindCase;
   request_id_ = request.id();
   const Kind kind = request.kind_case();
-  const bool is_administration = kind == Kind::kStatus || kind == Kind::kSetPolicy || kind == Kind::kTimeline;
+  const bool is_administration =
+      kind == Kind::kStatus || kind == Kind::kSetPolicy || kind == Kind::kTimeline;
   Status status;
   if (!is_tenant_ && !is_administration && kind != Kind::kHello) {
     status = Error(StatusCode::kProtocol, "request of kind %d before Hello", kind);
   } else {
     switch (kind) {
-      case Kind::kHello: status = Hello(request.hello(), &fds); break;
-      case Kind::kRegisterGraph: status = RegisterGraph(request.register_graph(), &fds); break;
-      case Kind::kUnregisterGraph: status = UnregisterGraph(request.unregister_graph()); break;
-      case Kind::kImportTensors: status = ImportTensors(request.import_tensors(), &fds); break;
-      case Kind::kReplicateTensors: status = ReplicateTensors(request.replicate_tensors()); break;
-      case Kind::kAllocTensors: status = AllocTensors(request.alloc_tensors()); break;
-      case Kind::kReleaseTensors: status = ReleaseTensors(request.release_tensors()); break;
-      case Kind::kCreateBinding: status = CreateBinding(request.create_binding()); break;
-      case Kind::kDestroyBinding: status = DestroyBinding(request.destroy_binding()); break;
+      case Kind::kHello:
+        status = Hello(request.hello(), &fds);
+        break;
+      case Kind::kRegisterGraph:
+        status = RegisterGraph(request.register_graph(), &fds);
+        break;
+      case Kind::kUnregisterGraph:
+        status = UnregisterGraph(request.unregister_graph());
+        break;
+      case Kind::kImportTensors:
+        status = ImportTensors(request.import_tensors(), &fds);
+        break;
+      case Kind::kReplicateTensors:
+        status = ReplicateTensors(request.replicate_tensors());
+        break;
+      case Kind::kAllocTensors:
+        status = AllocTensors(request.alloc_tensors());
+        break;
+      case Kind::kReleaseTensors:
+        status = ReleaseTensors(request.release_tensors());
+        break;
+      case Kind::kCreateBinding:
+        status = CreateBinding(request.create_binding());
+        break;
+      case Kind::kDestroyBinding:
+        status = DestroyBinding(request.destroy_binding());
+        break;
       case Kind::kErrorText: {
         proto::Reply reply;
         services_->loop.Call([&] {
-          reply.mutable_body()->set_text(services_->loop.ErrorText(tenant(), request.error_text().token()));
+          reply.mutable_body()->set_text(
+              services_->loop.ErrorText(tenant(), request.error_text().token()));
         });
         ReplyWith(std::move(reply));
         break;
       }
       case Kind::kStatus:
       case Kind::kSetPolicy:
-      case Kind::kTimeline: status = Administer(request, &fds); break;
-      default: status = Error(StatusCode::kProtocol, "request of an unknown kind: is the client newer than sliced?");
+      case Kind::kTimeline:
+        status = Administer(request, &fds);
+        break;
+      default:
+        status = Error(StatusCode::kProtocol,
+                       "request of an unknown kind: is the client newer than sliced?");
     }
   }
   if (status.ok()) return;
@@ -169,8 +199,9 @@ void Session::Dispatch(const proto::Request& request, std::vector<Fd> fds) {
 }
 
 void Session::Fault(const Status& status) {
-  services_->fault_log.Warn("connection " + std::to_string(number_) + " (uid " + std::to_string(peer_.uid) + ", pid " +
-                            std::to_string(peer_.pid) + "): " + status.ToString());
+  services_->fault_log.Warn("connection " + std::to_string(number_) + " (uid " +
+                            std::to_string(peer_.uid) + ", pid " + std::to_string(peer_.pid) +
+                            "): " + status.ToString());
   if (++faults_ >= services_->config.limits.faults_max) {
     End(Error(StatusCode::kProtocol, "%u malformed messages", faults_));
   }
@@ -186,6 +217,8 @@ void Session::ReplyError(const Status& status) {
 void Session::ReplyWith(proto::Reply reply, std::span<const int> fds) {
   reply.set_id(request_id_);
   std::string bytes = reply.SerializeAsString();
+  if (bytes.size() > wire::kControlMessageBytesMax && reply.has_body() && ReplyWithMemfd(reply))
+    return;
   if (bytes.size() > wire::kControlMessageBytesMax) {
     proto::Reply shorter;
     shorter.set_id(request_id_);
@@ -199,21 +232,43 @@ void Session::ReplyWith(proto::Reply reply, std::span<const int> fds) {
   if (!sent.ok()) End(sent);  // it does not read what it asked for
 }
 
-// ---- Hello ----------------------------------------------------------------------------------------------------------
+// A text too long for a message: an empty body, and beside it a sealed memfd that holds the text
+// and nothing else.
+bool Session::ReplyWithMemfd(const proto::Reply& reply) {
+  const std::string& text = reply.body().text();
+  const Result<Fd> memfd = CreateMemfd("slice-text", text.size());
+  if (!memfd.ok() ||
+      ::pwrite(memfd->get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
+    return false;
+  proto::Reply empty;
+  empty.set_id(reply.id());
+  empty.mutable_body();
+  const int fd = memfd->get();
+  const Status sent = SendPacket(socket_, empty.SerializeAsString(), std::span(&fd, 1), true);
+  if (!sent.ok()) End(sent);
+  return true;
+}
 
-Status Session::CheckHello(const proto::Hello& hello, const TenantPolicy& policy, size_t fd_count) const {
+// ---- Hello
+// ----------------------------------------------------------------------------------------------------------
+
+Status Session::CheckHello(const proto::Hello& hello, const TenantPolicy& policy,
+                           size_t fd_count) const {
   const SessionLimits& limits = services_->config.limits;
   if (is_tenant_) return Error(StatusCode::kProtocol, "a second Hello on one connection");
   if (hello.abi_major() != SLICE_ABI_MAJOR || hello.ring_version() != wire::kTenantRingVersion) {
-    return Error(StatusCode::kVersion, "client speaks ABI %u.%u, ring %u; sliced speaks %u.%u, ring %u: update the older",
-                 hello.abi_major(), hello.abi_minor(), hello.ring_version(), SLICE_ABI_MAJOR, SLICE_ABI_MINOR,
-                 wire::kTenantRingVersion);
+    return Error(StatusCode::kVersion,
+                 "client speaks ABI %u.%u, ring %u; sliced speaks %u.%u, ring %u: update the older",
+                 hello.abi_major(), hello.abi_minor(), hello.ring_version(), SLICE_ABI_MAJOR,
+                 SLICE_ABI_MINOR, wire::kTenantRingVersion);
   }
   if (fd_count != wire::kHelloFdCount) {
-    return Error(StatusCode::kProtocol, "Hello with %zu descriptors, %zu are expected", fd_count, wire::kHelloFdCount);
+    return Error(StatusCode::kProtocol, "Hello with %zu descriptors, %zu are expected", fd_count,
+                 wire::kHelloFdCount);
   }
   if (hello.service_class() > SLICE_CLASS_OFFLINE) {
-    return Error(StatusCode::kInvalid, "class %u: 0 default, 1 online, 2 offline", hello.service_class());
+    return Error(StatusCode::kInvalid, "class %u: 0 default, 1 online, 2 offline",
+                 hello.service_class());
   }
   if (!(hello.weight() >= 0.0) || hello.weight() > 1e6) {  // NaN too
     return Error(StatusCode::kInvalid, "weight %g: must be between 0 and 1e6", hello.weight());
@@ -224,11 +279,13 @@ Status Session::CheckHello(const proto::Hello& hello, const TenantPolicy& policy
                  static_cast<unsigned long long>(limits.arena_bytes_max));
   }
   if (services_->tenant_count >= limits.sessions_max) {
-    return Error(StatusCode::kQuota, "%u sessions are open, sliced allows %u", services_->tenant_count, limits.sessions_max);
+    return Error(StatusCode::kQuota, "%u sessions are open, sliced allows %u",
+                 services_->tenant_count, limits.sessions_max);
   }
   const auto open = services_->tenants_of_uid.find(peer_.uid);
   if (open != services_->tenants_of_uid.end() && open->second >= policy.sessions_max) {
-    return Error(StatusCode::kQuota, "user %u has %u sessions open, the config allows %u: close one", peer_.uid,
+    return Error(StatusCode::kQuota,
+                 "user %u has %u sessions open, the config allows %u: close one", peer_.uid,
                  open->second, policy.sessions_max);
   }
   return Status::Ok();
@@ -250,7 +307,8 @@ Result<DeviceIndex> Session::ChooseHome(const std::string& name) const {
   for (size_t d = 0; d < devices.size(); ++d) {
     if ((device_mask_ >> d & 1) != 0) allowed += (allowed.empty() ? "" : ", ") + devices[d].name;
   }
-  return Error(StatusCode::kInvalid, "home device '%s': this user may use: %s", CleanName(name).c_str(), allowed.c_str());
+  return Error(StatusCode::kInvalid, "home device '%s': this user may use: %s",
+               CleanName(name).c_str(), allowed.c_str());
 }
 
 Status Session::Hello(const proto::Hello& hello, std::vector<Fd>* fds) {
@@ -260,7 +318,8 @@ Status Session::Hello(const proto::Hello& hello, std::vector<Fd>* fds) {
   device_mask_ = policy.device_mask;
   if (config.devices.size() < 64) device_mask_ &= (uint64_t{1} << config.devices.size()) - 1;
   SLICE_ASSIGN_OR_RETURN(home_, ChooseHome(hello.home_device()));
-  SLICE_RETURN_IF_ERROR(CheckTenantSegment((*fds)[wire::kHelloTenantRingFd], wire::kTenantRingBytes));
+  SLICE_RETURN_IF_ERROR(
+      CheckTenantSegment((*fds)[wire::kHelloTenantRingFd], wire::kTenantRingBytes));
   SLICE_RETURN_IF_ERROR(CheckTenantSegment((*fds)[wire::kHelloArenaFd], hello.arena_bytes()));
   TenantRing::Handout handout;
   SLICE_ASSIGN_OR_RETURN(std::unique_ptr<TenantRing> ring,
@@ -273,16 +332,19 @@ Status Session::Hello(const proto::Hello& hello, std::vector<Fd>* fds) {
   tenant_config.pid = static_cast<uint32_t>(peer_.pid);
   ServiceClass service_class = policy.class_default;
   if (hello.service_class() == SLICE_CLASS_OFFLINE) service_class = ServiceClass::kOffline;
-  if (hello.service_class() == SLICE_CLASS_ONLINE) service_class = policy.class_max;  // as high as is granted
+  if (hello.service_class() == SLICE_CLASS_ONLINE)
+    service_class = policy.class_max;  // as high as is granted
   tenant_config.class_max = service_class;
-  tenant_config.weight = hello.weight() == 0.0 ? policy.weight : std::min(hello.weight(), policy.weight);
+  tenant_config.weight =
+      hello.weight() == 0.0 ? policy.weight : std::min(hello.weight(), policy.weight);
   int64_t all_bytes = 0;
   int64_t pool_bytes_max = 0;
   for (const engine::DomainConfig& domain : config.engine.domains) {
     all_bytes += domain.pool_bytes + domain.retained_bytes;
     pool_bytes_max = std::max(pool_bytes_max, domain.pool_bytes);
   }
-  tenant_config.memory_bytes_max = policy.memory_bytes_max == 0 ? all_bytes : std::min(policy.memory_bytes_max, all_bytes);
+  tenant_config.memory_bytes_max =
+      policy.memory_bytes_max == 0 ? all_bytes : std::min(policy.memory_bytes_max, all_bytes);
   tenant_config.device_mask = device_mask_;
   tenant_config.home = home_;
   tenant_config.deadline_min = policy.deadline_min;
@@ -307,8 +369,9 @@ Status Session::Hello(const proto::Hello& hello, std::vector<Fd>* fds) {
   ++services_->home_counts[home_];
   ++services_->tenant_count;
   ++services_->tenants_of_uid[peer_.uid];
-  SLICE_LOG_INFO("server", "session %u '%s' (uid %u, pid %d) opens: %s, home %s", number_, name_.c_str(), peer_.uid,
-                 peer_.pid, service_class == ServiceClass::kOnline ? "online" : "offline",
+  SLICE_LOG_INFO("server", "session %u '%s' (uid %u, pid %d) opens: %s, home %s", number_,
+                 name_.c_str(), peer_.uid, peer_.pid,
+                 service_class == ServiceClass::kOnline ? "online" : "offline",
                  config.devices[home_].name.c_str());
 
   proto::Reply reply;

@@ -3,11 +3,13 @@
 //   connected ──Hello──► tenant ──hang-up, process death, faults, stop──► ended
 //       └── administration requests (root, the daemon's user, the admin group) in both
 //
-// Requests are answered in order, one at a time; one that must wait (replication) stops the reading of this socket
-// only. All that a message says is checked here against this session's own tables; a malformed message is answered
-// with PROTOCOL and counted, a truncated or unparsable one ends the session.
+// Requests are answered in order, one at a time; one that must wait (replication) stops the reading
+// of this socket only. All that a message says is checked here against this session's own tables; a
+// malformed message is answered with PROTOCOL and counted, a truncated or unparsable one ends the
+// session.
 //
-// Owner and thread: the server, on the server thread. Must not depend on: rings' contents (engine loop).
+// Owner and thread: the server, on the server thread. Must not depend on: rings' contents (engine
+// loop).
 #pragma once
 
 #include <map>
@@ -38,33 +40,38 @@ class Session;
 
 // What sessions need of their server. Everything outlives them.
 struct Services {
-  Services(const ServerConfig& config_in, Poller& poller_in, Mailbox& mailbox_in, EngineLoop& loop_in,
-           Supervisor& supervisor_in, TemplateStore& templates_in)
-      : config(config_in), poller(poller_in), mailbox(mailbox_in), loop(loop_in), supervisor(supervisor_in),
+  Services(const ServerConfig& config_in, Poller& poller_in, Mailbox& mailbox_in,
+           EngineLoop& loop_in, Supervisor& supervisor_in, TemplateStore& templates_in)
+      : config(config_in),
+        poller(poller_in),
+        mailbox(mailbox_in),
+        loop(loop_in),
+        supervisor(supervisor_in),
         templates(templates_in) {}
   const ServerConfig& config;
   Poller& poller;
-  Mailbox& mailbox;            // to the server thread
+  Mailbox& mailbox;  // to the server thread
   EngineLoop& loop;
   Supervisor& supervisor;
   TemplateStore& templates;
   uint64_t daemon_epoch = 0;
-  std::thread background;                     // writes a timeline; at most one
-  std::vector<uint32_t> home_counts;          // sessions by home device
-  std::map<uid_t, uint32_t> tenants_of_uid;   // sessions after Hello
+  std::thread background;                    // writes a timeline; at most one
+  std::vector<uint32_t> home_counts;         // sessions by home device
+  std::map<uid_t, uint32_t> tenants_of_uid;  // sessions after Hello
   uint32_t tenant_count = 0;
-  uint32_t tenants_leaving = 0;               // ended, but the engine still waits for their last ops
+  uint32_t tenants_leaving = 0;  // ended, but the engine still waits for their last ops
   uint32_t next_set = 1, next_binding = 1;
   RateLimitedLog fault_log{"server", 5};
   std::function<Session*(uint32_t number)> find_session;
-  std::function<void(uint32_t number)> end_session;       // at the end of the turn
+  std::function<void(uint32_t number)> end_session;  // at the end of the turn
   std::function<std::string()> status_json;
 };
 
 class Session {
  public:
   Session(Services* services, uint32_t number, Fd socket, Peer peer);
-  // Lets go of everything; the engine and the executor forget the tenant when its last op has ended.
+  // Lets go of everything; the engine and the executor forget the tenant when its last op has
+  // ended.
   ~Session();
 
   // Starts watching the socket and the process.
@@ -81,7 +88,7 @@ class Session {
   struct Set {
     engine::TensorKind kind = engine::TensorKind::kConstant;
     DomainIndex home = 0;
-    uint32_t tensors = 0;       // handles not released
+    uint32_t tensors = 0;  // handles not released
     uint32_t bindings = 0;
   };
   struct Tensor {
@@ -95,13 +102,14 @@ class Session {
   struct Binding {
     BindingId id;
     TemplateId graph;
-    std::vector<TensorSetId> sets;   // no duplicates
+    std::vector<TensorSetId> sets;  // no duplicates
   };
 
   void OnReadable();
   void Dispatch(const proto::Request& request, std::vector<Fd> fds);
   void ReplyError(const Status& status);
   void ReplyWith(proto::Reply reply, std::span<const int> fds = {});
+  bool ReplyWithMemfd(const proto::Reply& reply);
   void Fault(const Status& status);
 
   Status Hello(const proto::Hello& hello, std::vector<Fd>* fds);
@@ -112,7 +120,8 @@ class Session {
   Status UnregisterGraph(uint64_t handle);
   Status ImportTensors(const proto::ImportTensors& request, std::vector<Fd>* fds);
   Status AllocTensors(const proto::AllocTensors& request);
-  Status AddSet(const SegmentLayout& layout, engine::TensorKind kind, Fd home_memfd, proto::TensorsReply* reply);
+  Status AddSet(const SegmentLayout& layout, engine::TensorKind kind, Fd home_memfd,
+                proto::TensorsReply* reply);
   Status ReplicateTensors(const proto::ReplicateTensors& request);
   Status ReleaseTensors(const proto::ReleaseTensors& request);
   void ReleaseSetIfUnused(TensorSetId id);
@@ -123,7 +132,8 @@ class Session {
   Status ControlTimeline(const proto::TimelineControl& request, std::vector<Fd>* fds);
   void WriteTimeline(Fd file, Recording recording);
   std::vector<DomainIndex> DomainsOfTenant() const;
-  // Around a request that is answered later: the socket only reports a hang-up. Resume is false when the session ends.
+  // Around a request that is answered later: the socket only reports a hang-up. Resume is false
+  // when the session ends.
   void Pause();
   bool Resume();
   TenantId tenant() const { return TenantId{number_}; }
@@ -133,9 +143,9 @@ class Session {
   Fd socket_;
   Peer peer_;
   bool is_tenant_ = false;
-  bool busy_ = false;          // a request waits for the engine: the socket is not read
+  bool busy_ = false;  // a request waits for the engine: the socket is not read
   bool ending_ = false;
-  uint64_t request_id_ = 0;    // of the request being answered
+  uint64_t request_id_ = 0;  // of the request being answered
   uint32_t faults_ = 0;
   StatusCode farewell_ = StatusCode::kCancelled;
 

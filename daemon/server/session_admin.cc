@@ -1,4 +1,5 @@
-// Session's administration requests: for root, the daemon's own user, and the configured admin group.
+// Session's administration requests: for root, the daemon's own user, and the configured admin
+// group.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,17 +26,21 @@ Status WriteAll(const Fd& file, std::string_view content) {
   return Status::Ok();
 }
 
-// The file that a timeline goes to. A descriptor from the client counts with the client's own rights. A path is opened
-// with the daemon's rights, so it is only for those who have them anyway.
+// The file that a timeline goes to. A descriptor from the client counts with the client's own
+// rights. A path is opened with the daemon's rights, so it is only for those who have them anyway.
 Result<Fd> OpenTarget(const Peer& peer, const std::string& path, std::vector<Fd>* fds) {
   Fd file;
   if (fds->size() == 1) {
     file = std::move((*fds)[0]);
   } else if (peer.uid != 0 && peer.uid != ::geteuid()) {
-    return Error(StatusCode::kInvalid, "timeline: send the descriptor of a file; a path is only for root and the daemon's user");
+    return Error(
+        StatusCode::kInvalid,
+        "timeline: send the descriptor of a file; a path is only for root and the daemon's user");
   } else {
     file = Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
-    if (!file.valid()) return ErrnoError(StatusCode::kInvalid, errno, "cannot write timeline file '%s'", path.c_str());
+    if (!file.valid())
+      return ErrnoError(StatusCode::kInvalid, errno, "cannot write timeline file '%s'",
+                        path.c_str());
   }
   struct stat info {};
   if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
@@ -49,18 +54,23 @@ Result<Fd> OpenTarget(const Peer& peer, const std::string& path, std::vector<Fd>
 Status Session::Administer(const proto::Request& request, std::vector<Fd>* fds) {
   if (!IsAdministrator(peer_, services_->config.admin_group)) {
     const std::string group =
-        services_->config.admin_group.empty() ? "" : ", and members of group '" + services_->config.admin_group + "'";
-    return Error(StatusCode::kInvalid, "user %u may not administer sliced: only root, user %u%s may", peer_.uid, ::geteuid(),
-                 group.c_str());
+        services_->config.admin_group.empty()
+            ? ""
+            : ", and members of group '" + services_->config.admin_group + "'";
+    return Error(StatusCode::kInvalid,
+                 "user %u may not administer sliced: only root, user %u%s may", peer_.uid,
+                 ::geteuid(), group.c_str());
   }
   EngineLoop& loop = services_->loop;
   proto::Reply reply;
   if (request.has_timeline()) return ControlTimeline(request.timeline(), fds);
   if (request.has_set_policy()) {
     Status status;
-    loop.Call([&] { status = loop.engine().SetPolicy(request.set_policy().policy(), MonotonicNow()); });
+    loop.Call(
+        [&] { status = loop.engine().SetPolicy(request.set_policy().policy(), MonotonicNow()); });
     SLICE_RETURN_IF_ERROR(status);
-    SLICE_LOG_INFO("server", "policy is now '%s' (asked for by uid %u)", request.set_policy().policy().c_str(), peer_.uid);
+    SLICE_LOG_INFO("server", "policy is now '%s' (asked for by uid %u)",
+                   request.set_policy().policy().c_str(), peer_.uid);
     ReplyWith({});
     return Status::Ok();
   }
@@ -76,7 +86,8 @@ Status Session::Administer(const proto::Request& request, std::vector<Fd>* fds) 
       loop.Call([&] { text = loop.engine().TenantsJson(MonotonicNow()); });
       break;
     default:
-      return Error(StatusCode::kInvalid, "status of %u: 0 status, 1 devices, 2 tenants", request.status().what());
+      return Error(StatusCode::kInvalid, "status of %u: 0 status, 1 devices, 2 tenants",
+                   request.status().what());
   }
   reply.mutable_body()->set_text(std::move(text));
   ReplyWith(std::move(reply));
@@ -108,22 +119,27 @@ Status Session::ControlTimeline(const proto::TimelineControl& request, std::vect
         on = loop.timeline().on();
         loop.timeline().Mark(label, MonotonicNow());
       });
-      if (!on) return Error(StatusCode::kInvalid, "no timeline is being recorded: start one with `slicectl timeline start`");
+      if (!on)
+        return Error(StatusCode::kInvalid,
+                     "no timeline is being recorded: start one with `slicectl timeline start`");
       break;
     }
     default:
-      return Error(StatusCode::kInvalid, "timeline action %u: 0 start, 1 stop, 2 mark", request.action());
+      return Error(StatusCode::kInvalid, "timeline action %u: 0 start, 1 stop, 2 mark",
+                   request.action());
   }
   ReplyWith(std::move(reply));
   return Status::Ok();
 }
 
-// On a thread of its own: a long recording takes seconds to write, and an executor may have to be restarted meanwhile.
+// On a thread of its own: a long recording takes seconds to write, and an executor may have to be
+// restarted meanwhile.
 void Session::WriteTimeline(Fd file, Recording recording) {
   Pause();
-  services_->background = std::thread([services = services_, number = number_, file = std::move(file),
-                                       recording = std::move(recording)] {
-    const Status status = recording.WriteJson([&file](std::string_view piece) { return WriteAll(file, piece); });
+  services_->background = std::thread([services = services_, number = number_,
+                                       file = std::move(file), recording = std::move(recording)] {
+    const Status status =
+        recording.WriteJson([&file](std::string_view piece) { return WriteAll(file, piece); });
     const nlohmann::json summary = {{"events", recording.events.size()},
                                     {"dropped", recording.dropped},
                                     {"duration_ns", recording.stop - recording.start}};

@@ -1,5 +1,6 @@
-// Session's requests on graphs, tensors and bindings. In each: check, then the executor (acknowledged), then the engine,
-// so that the engine never names what the executor does not know; removal goes the other way round.
+// Session's requests on graphs, tensors and bindings. In each: check, then the executor
+// (acknowledged), then the engine, so that the engine never names what the executor does not know;
+// removal goes the other way round.
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,44 +18,55 @@ using engine::TensorKind;
 
 unsigned long long Ull(uint64_t value) { return value; }
 
-// The content of a sealed memfd, copied once. pread, not a mapping: nothing the tenant does can fault us.
+// The content of a sealed memfd, copied once. pread, not a mapping: nothing the tenant does can
+// fault us.
 Result<std::string> ReadAll(const Fd& memfd, uint64_t bytes) {
   std::string content(bytes, '\0');
   size_t done = 0;
   while (done < content.size()) {
-    const ssize_t got = ::pread(memfd.get(), content.data() + done, content.size() - done, static_cast<off_t>(done));
+    const ssize_t got = ::pread(memfd.get(), content.data() + done, content.size() - done,
+                                static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return ErrnoError(StatusCode::kInvalid, errno, "cannot read the template's memfd at byte %zu", done);
+    if (got <= 0)
+      return ErrnoError(StatusCode::kInvalid, errno, "cannot read the template's memfd at byte %zu",
+                        done);
     done += static_cast<size_t>(got);
   }
   return content;
 }
 
 Status WrongFdCount(const char* request, size_t got, size_t expected) {
-  return Error(StatusCode::kProtocol, "%s with %zu descriptors, %zu are expected", request, got, expected);
+  return Error(StatusCode::kProtocol, "%s with %zu descriptors, %zu are expected", request, got,
+               expected);
 }
 
 }  // namespace
 
-// ---- graphs ---------------------------------------------------------------------------------------------------------
+// ---- graphs
+// ---------------------------------------------------------------------------------------------------------
 
 Status Session::RegisterGraph(const proto::RegisterGraph& request, std::vector<Fd>* fds) {
   const SessionLimits& limits = services_->config.limits;
   if (fds->size() != 1) return WrongFdCount("RegisterGraph", fds->size(), 1);
   if (graphs_.size() >= limits.graphs_max) {
-    return Error(StatusCode::kQuota, "%zu graphs are registered, a session may have %u: unregister some", graphs_.size(),
-                 limits.graphs_max);
+    return Error(StatusCode::kQuota,
+                 "%zu graphs are registered, a session may have %u: unregister some",
+                 graphs_.size(), limits.graphs_max);
   }
   const uint64_t bytes = request.bytes();
-  if (bytes == 0 || bytes > graph::Limits{}.template_bytes_max || bytes > limits.graph_bytes_max - graph_bytes_) {
-    return Error(StatusCode::kQuota, "template of %llu bytes: at most %llu each, and %llu of all graphs are left of %llu",
-                 Ull(bytes), Ull(graph::Limits{}.template_bytes_max), Ull(limits.graph_bytes_max - graph_bytes_),
-                 Ull(limits.graph_bytes_max));
+  if (bytes == 0 || bytes > graph::Limits{}.template_bytes_max ||
+      bytes > limits.graph_bytes_max - graph_bytes_) {
+    return Error(
+        StatusCode::kQuota,
+        "template of %llu bytes: at most %llu each, and %llu of all graphs are left of %llu",
+        Ull(bytes), Ull(graph::Limits{}.template_bytes_max),
+        Ull(limits.graph_bytes_max - graph_bytes_), Ull(limits.graph_bytes_max));
   }
   SLICE_RETURN_IF_ERROR(CheckTenantSegment((*fds)[0], bytes));
   SLICE_ASSIGN_OR_RETURN(const std::string serialized, ReadAll((*fds)[0], bytes));
   bool known = false;
-  SLICE_ASSIGN_OR_RETURN(const TemplateId id, services_->templates.Acquire(peer_.uid, serialized, &known));
+  SLICE_ASSIGN_OR_RETURN(const TemplateId id,
+                         services_->templates.Acquire(peer_.uid, serialized, &known));
   graph_bytes_ += bytes;
   proto::Reply reply;
   reply.mutable_graph()->set_graph(graphs_.Insert({id, bytes}));
@@ -66,7 +78,8 @@ Status Session::RegisterGraph(const proto::RegisterGraph& request, std::vector<F
 
 Status Session::UnregisterGraph(uint64_t handle) {
   const Graph* graph = graphs_.Find(handle);
-  if (graph == nullptr) return Error(StatusCode::kStale, "graph %llu does not exist (any more)", Ull(handle));
+  if (graph == nullptr)
+    return Error(StatusCode::kStale, "graph %llu does not exist (any more)", Ull(handle));
   // Bindings made of it hold a reference of their own.
   services_->templates.Release(graph->id);
   graph_bytes_ -= graph->bytes;
@@ -75,13 +88,15 @@ Status Session::UnregisterGraph(uint64_t handle) {
   return Status::Ok();
 }
 
-// ---- tensors --------------------------------------------------------------------------------------------------------
+// ---- tensors
+// --------------------------------------------------------------------------------------------------------
 
 std::vector<DomainIndex> Session::DomainsOfTenant() const {
   std::vector<DomainIndex> domains;
   for (size_t d = 0; d < services_->config.devices.size(); ++d) {
     const DomainIndex domain = services_->config.devices[d].domain;
-    if ((device_mask_ >> d & 1) != 0 && std::find(domains.begin(), domains.end(), domain) == domains.end()) {
+    if ((device_mask_ >> d & 1) != 0 &&
+        std::find(domains.begin(), domains.end(), domain) == domains.end()) {
       domains.push_back(domain);
     }
   }
@@ -94,9 +109,11 @@ Status Session::ImportTensors(const proto::ImportTensors& request, std::vector<F
     return Error(StatusCode::kInvalid, "import of kind %d: 1 constant, 2 mutable", request.kind());
   }
   const auto kind = static_cast<TensorKind>(request.kind());
-  if (request.segment_bytes() == 0) return Error(StatusCode::kInvalid, "import of a segment of 0 bytes");
+  if (request.segment_bytes() == 0)
+    return Error(StatusCode::kInvalid, "import of a segment of 0 bytes");
   SLICE_RETURN_IF_ERROR(CheckTenantSegment((*fds)[0], request.segment_bytes()));
-  SLICE_ASSIGN_OR_RETURN(const SegmentLayout layout, LayOut(request.tensors(), kind, request.segment_bytes()));
+  SLICE_ASSIGN_OR_RETURN(const SegmentLayout layout,
+                         LayOut(request.tensors(), kind, request.segment_bytes()));
   proto::Reply reply;
   SLICE_RETURN_IF_ERROR(AddSet(layout, kind, std::move((*fds)[0]), reply.mutable_tensors()));
   ReplyWith(std::move(reply));
@@ -104,25 +121,31 @@ Status Session::ImportTensors(const proto::ImportTensors& request, std::vector<F
 }
 
 Status Session::AllocTensors(const proto::AllocTensors& request) {
-  SLICE_ASSIGN_OR_RETURN(const SegmentLayout layout, LayOut(request.tensors(), TensorKind::kManaged, 0));
+  SLICE_ASSIGN_OR_RETURN(const SegmentLayout layout,
+                         LayOut(request.tensors(), TensorKind::kManaged, 0));
   proto::Reply reply;
   SLICE_RETURN_IF_ERROR(AddSet(layout, TensorKind::kManaged, Fd(), reply.mutable_tensors()));
   ReplyWith(std::move(reply));  // no descriptor: no views, see segments.h
   return Status::Ok();
 }
 
-Status Session::AddSet(const SegmentLayout& layout, TensorKind kind, Fd home_memfd, proto::TensorsReply* reply) {
+Status Session::AddSet(const SegmentLayout& layout, TensorKind kind, Fd home_memfd,
+                       proto::TensorsReply* reply) {
   const SessionLimits& limits = services_->config.limits;
-  if (sets_.size() >= limits.sets_max || layout.tensors.size() > limits.tensors_max - tensors_.size()) {
+  if (sets_.size() >= limits.sets_max ||
+      layout.tensors.size() > limits.tensors_max - tensors_.size()) {
     return Error(StatusCode::kQuota,
-                 "%zu tensors in %zu sets are registered, %zu more asked for; a session may have %u in %u: register more "
+                 "%zu tensors in %zu sets are registered, %zu more asked for; a session may have "
+                 "%u in %u: register more "
                  "tensors per call, or release some",
-                 tensors_.size(), sets_.size(), layout.tensors.size(), limits.tensors_max, limits.sets_max);
+                 tensors_.size(), sets_.size(), layout.tensors.size(), limits.tensors_max,
+                 limits.sets_max);
   }
   const DomainIndex home = services_->config.devices[home_].domain;
   const TensorSetId id{services_->next_set++};
   const std::vector<DomainIndex> domains = DomainsOfTenant();
-  SLICE_ASSIGN_OR_RETURN(SetSegments segments, CreateSegments(layout, kind, std::move(home_memfd), home, domains));
+  SLICE_ASSIGN_OR_RETURN(SetSegments segments,
+                         CreateSegments(layout, kind, std::move(home_memfd), home, domains));
   proto::ExecutorRequest request;
   *request.mutable_add_set() = ToExecutorSet(id, tenant(), kind, layout, segments);
   const engine::TensorSetConfig config = ToEngineSet(id, tenant(), kind, home, layout, segments);
@@ -135,8 +158,9 @@ Status Session::AddSet(const SegmentLayout& layout, TensorKind kind, Fd home_mem
       const PlacedTensor& tensor = layout.tensors[i];
       const uint64_t handle = tensors_.Insert({{id, i}, kind});
       handles.push_back(handle);
-      services_->loop.AddTensor(tenant(), handle,
-                                {{id, i}, kind, tensor.dense_bytes, static_cast<uint32_t>(tensor.sizes.size())});
+      services_->loop.AddTensor(
+          tenant(), handle,
+          {{id, i}, kind, tensor.dense_bytes, static_cast<uint32_t>(tensor.sizes.size())});
     }
   });
   if (!added.ok()) {
@@ -156,11 +180,14 @@ Status Session::ReplicateTensors(const proto::ReplicateTensors& request) {
   std::vector<TensorSetId> sets;
   for (const uint64_t handle : request.handles()) {
     const Tensor* tensor = tensors_.Find(handle);
-    if (tensor == nullptr) return Error(StatusCode::kStale, "tensor %llu does not exist (any more)", Ull(handle));
+    if (tensor == nullptr)
+      return Error(StatusCode::kStale, "tensor %llu does not exist (any more)", Ull(handle));
     if (tensor->kind != TensorKind::kConstant) {
-      return Error(StatusCode::kInvalid, "tensor %llu: only imported constants have replicas", Ull(handle));
+      return Error(StatusCode::kInvalid, "tensor %llu: only imported constants have replicas",
+                   Ull(handle));
     }
-    if (std::find(sets.begin(), sets.end(), tensor->ref.set) == sets.end()) sets.push_back(tensor->ref.set);
+    if (std::find(sets.begin(), sets.end(), tensor->ref.set) == sets.end())
+      sets.push_back(tensor->ref.set);
   }
   std::vector<DomainIndex> domains;
   for (const std::string& name : request.devices()) {
@@ -193,7 +220,9 @@ Status Session::ReplicateTensors(const proto::ReplicateTensors& request) {
       });
     };
     const TenantId id = tenant();
-    const auto ready_or_gone = [services, id, ready] { return !services->loop.HasTenant(id) || ready(); };
+    const auto ready_or_gone = [services, id, ready] {
+      return !services->loop.HasTenant(id) || ready();
+    };
     services->loop.WhenTrue(ready_or_gone, [services, number] {
       services->mailbox.Post([services, number] {
         Session* session = services->find_session(number);
@@ -210,7 +239,8 @@ Status Session::ReleaseTensors(const proto::ReleaseTensors& request) {
   std::sort(handles.begin(), handles.end());
   for (size_t i = 0; i < handles.size(); ++i) {
     if (tensors_.Find(handles[i]) == nullptr || (i > 0 && handles[i] == handles[i - 1])) {
-      return Error(StatusCode::kStale, "tensor %llu does not exist (any more), or is named twice", Ull(handles[i]));
+      return Error(StatusCode::kStale, "tensor %llu does not exist (any more), or is named twice",
+                   Ull(handles[i]));
     }
   }
   std::vector<TensorSetId> touched;
@@ -236,30 +266,36 @@ void Session::ReleaseSetIfUnused(TensorSetId id) {
   const TenantId owner = tenant();
   services->loop.Call([&] {
     const Status removed = services->loop.engine().RemoveTensorSet(id, MonotonicNow());
-    if (!removed.ok()) SLICE_LOG_ERROR("server", "set %u cannot be removed: %s", id.value, removed.ToString().c_str());
+    if (!removed.ok())
+      SLICE_LOG_ERROR("server", "set %u cannot be removed: %s", id.value,
+                      removed.ToString().c_str());
     services->loop.WhenTrue(
         [services, id, owner] {
           return services->loop.HasTenant(owner) ? services->loop.engine().TensorSetGone(id)
                                                  : services->loop.engine().TenantGone(owner);
         },
-        [services, id] { services->mailbox.Post([services, id] { services->supervisor.DropSet(id); }); });
+        [services, id] {
+          services->mailbox.Post([services, id] { services->supervisor.DropSet(id); });
+        });
   });
 }
 
-// ---- bindings -------------------------------------------------------------------------------------------------------
+// ---- bindings
+// -------------------------------------------------------------------------------------------------------
 
 Status Session::CreateBinding(const proto::CreateBinding& request) {
   const SessionLimits& limits = services_->config.limits;
   if (bindings_.size() >= limits.bindings_max) {
-    return Error(StatusCode::kQuota, "%zu bindings exist, a session may have %u: destroy some", bindings_.size(),
-                 limits.bindings_max);
+    return Error(StatusCode::kQuota, "%zu bindings exist, a session may have %u: destroy some",
+                 bindings_.size(), limits.bindings_max);
   }
   const Graph* graph = graphs_.Find(request.graph());
-  if (graph == nullptr) return Error(StatusCode::kStale, "graph %llu does not exist (any more)", Ull(request.graph()));
+  if (graph == nullptr)
+    return Error(StatusCode::kStale, "graph %llu does not exist (any more)", Ull(request.graph()));
   const std::shared_ptr<const graph::Template> program = services_->templates.Find(graph->id);
   if (static_cast<size_t>(request.tensors_size()) != program->statics().size()) {
-    return Error(StatusCode::kInvalid, "%d tensors given, graph '%s' has %zu static inputs", request.tensors_size(),
-                 program->name().c_str(), program->statics().size());
+    return Error(StatusCode::kInvalid, "%d tensors given, graph '%s' has %zu static inputs",
+                 request.tensors_size(), program->name().c_str(), program->statics().size());
   }
   Binding binding;
   binding.id = BindingId{services_->next_binding++};
@@ -276,12 +312,14 @@ Status Session::CreateBinding(const proto::CreateBinding& request) {
   for (int i = 0; i < request.tensors_size(); ++i) {
     const Tensor* tensor = tensors_.Find(request.tensors(i));
     if (tensor == nullptr) {
-      return Error(StatusCode::kStale, "static input %d: tensor %llu does not exist (any more)", i, Ull(request.tensors(i)));
+      return Error(StatusCode::kStale, "static input %d: tensor %llu does not exist (any more)", i,
+                   Ull(request.tensors(i)));
     }
     config.statics.push_back(tensor->ref);
     item->add_statics()->set_set_id(tensor->ref.set.value);
     item->mutable_statics(i)->set_tensor(tensor->ref.tensor);
-    if (std::find(binding.sets.begin(), binding.sets.end(), tensor->ref.set) == binding.sets.end()) {
+    if (std::find(binding.sets.begin(), binding.sets.end(), tensor->ref.set) ==
+        binding.sets.end()) {
       binding.sets.push_back(tensor->ref.set);
     }
   }
@@ -309,7 +347,8 @@ Status Session::CreateBinding(const proto::CreateBinding& request) {
 
 Status Session::DestroyBinding(uint64_t handle) {
   const Binding* found = bindings_.Find(handle);
-  if (found == nullptr) return Error(StatusCode::kStale, "binding %llu does not exist (any more)", Ull(handle));
+  if (found == nullptr)
+    return Error(StatusCode::kStale, "binding %llu does not exist (any more)", Ull(handle));
   const Binding binding = *found;
   bindings_.Erase(handle);
   Services* services = services_;

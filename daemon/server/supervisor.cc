@@ -12,8 +12,9 @@
 
 namespace slice::server {
 
-Supervisor::Supervisor(const ServerConfig& config, std::unique_ptr<ExecutorLauncher> launcher, EngineLoop* loop,
-                       Poller* poller, std::function<void(TenantId, Status)> tenant_unusable)
+Supervisor::Supervisor(const ServerConfig& config, std::unique_ptr<ExecutorLauncher> launcher,
+                       EngineLoop* loop, Poller* poller,
+                       std::function<void(TenantId, Status)> tenant_unusable)
     : config_(config),
       launcher_(std::move(launcher)),
       loop_(loop),
@@ -73,15 +74,16 @@ Status Supervisor::StartOnce() {
   std::vector<ExecutorTables::Failure> refused;
   const Status replayed = tables_.Replay(link_.get(), config_.executor_request_timeout, &refused);
   for (const ExecutorTables::Failure& failure : refused) {
-    // What a living executor refuses will not get better. What kills it may be a coincidence once, not twice.
+    // What a living executor refuses will not get better. What kills it may be a coincidence once,
+    // not twice.
     const bool again = failure.kind == last_bad_entry_[0] && failure.id == last_bad_entry_[1];
     if (!replayed.ok() && &failure == &refused.back() && !again) {
       last_bad_entry_[0] = failure.kind;
       last_bad_entry_[1] = failure.id;
       continue;
     }
-    SLICE_LOG_ERROR("server", "entry %d/%u of session %u cannot be given to a new executor: %s", failure.kind, failure.id,
-                    failure.tenant, failure.status.ToString().c_str());
+    SLICE_LOG_ERROR("server", "entry %d/%u of session %u cannot be given to a new executor: %s",
+                    failure.kind, failure.id, failure.tenant, failure.status.ToString().c_str());
     tables_.Erase(failure.kind, failure.id);
     if (failure.tenant != 0) tenant_unusable_(TenantId{failure.tenant}, failure.status);
   }
@@ -94,7 +96,8 @@ Status Supervisor::StartOnce() {
   loop_->Call([&] { loop_->AttachExecutor(std::move(rings), generation); });
   up_ = true;
   last_bad_entry_[0] = ExecutorTables::kKindCount;
-  SLICE_LOG_INFO("server", "executor %d is ready (%zu table entries)", link_->pid(), tables_.size());
+  SLICE_LOG_INFO("server", "executor %d is ready (%zu table entries)", link_->pid(),
+                 tables_.size());
   return Status::Ok();
 }
 
@@ -125,9 +128,9 @@ void Supervisor::Recover(const Status& why) {
 }
 
 void Supervisor::GiveUp(const Status& why) {
-  SLICE_LOG_ERROR("server", "the executor died %zu times in %lld s (%s): next try in %lld ms", deaths_.size(),
-                  static_cast<long long>(kDeathWindow / kSecond), why.ToString().c_str(),
-                  static_cast<long long>(backoff_ / kMillisecond));
+  SLICE_LOG_ERROR("server", "the executor died %zu times in %lld s (%s): next try in %lld ms",
+                  deaths_.size(), static_cast<long long>(kDeathWindow / kSecond),
+                  why.ToString().c_str(), static_cast<long long>(backoff_ / kMillisecond));
   retry_at_ = MonotonicNow() + backoff_;
   backoff_ = std::min(backoff_ * 2, kBackoffMax);
   loop_->Call([&] { loop_->ExecutorGivenUp(); });
@@ -158,14 +161,17 @@ Status Supervisor::Add(proto::ExecutorRequest request, std::vector<Fd> fds) {
   entry.fds = std::move(fds);
   for (int attempt = 0;; ++attempt) {
     if (!up_) {
-      return Error(StatusCode::kExecutorLost, "the executor is down and being restarted: try again in a moment");
+      return Error(StatusCode::kExecutorLost,
+                   "the executor is down and being restarted: try again in a moment");
     }
-    const Status status = link_->Call(entry.request, entry.raw_fds(), config_.executor_request_timeout);
+    const Status status =
+        link_->Call(entry.request, entry.raw_fds(), config_.executor_request_timeout);
     if (status.ok()) break;
     if (!link_->broken()) return status;
     Recover(status);
     if (attempt == 1) {
-      return Error(StatusCode::kExecutorLost, "two executors died while taking this request: %s", status.text().c_str());
+      return Error(StatusCode::kExecutorLost, "two executors died while taking this request: %s",
+                   status.text().c_str());
     }
   }
   tables_.Insert(std::move(entry));
@@ -180,7 +186,8 @@ void Supervisor::Drop(const proto::ExecutorRequest& request) {
   if (link_->broken()) {
     Recover(status);
   } else {
-    SLICE_LOG_WARN("server", "the executor refused to drop something: %s", status.ToString().c_str());
+    SLICE_LOG_WARN("server", "the executor refused to drop something: %s",
+                   status.ToString().c_str());
   }
 }
 

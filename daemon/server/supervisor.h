@@ -6,11 +6,12 @@
 //                        ▼
 //                     given up ── backoff passed ──► starting
 //
-// A start is: launch (zygote fork), setup with fresh rings, replay of the tables, then Engine::ExecutorReady. While given
-// up, requests fail with EXECUTOR_LOST and the engine fails what waits; the next start is tried after a backoff.
+// A start is: launch (zygote fork), setup with fresh rings, replay of the tables, then
+// Engine::ExecutorReady. While given up, requests fail with EXECUTOR_LOST and the engine fails what
+// waits; the next start is tried after a backoff.
 //
-// Owner and thread: the server, on the server thread. Blocks: Start, Call and OnTimer, at most the request timeout each
-// step; tenants' rings go on meanwhile (engine thread).
+// Owner and thread: the server, on the server thread. Blocks: Start, Call and OnTimer, at most the
+// request timeout each step; tenants' rings go on meanwhile (engine thread).
 #pragma once
 
 #include <deque>
@@ -36,15 +37,18 @@ class Supervisor {
   static constexpr DurationNs kBackoffMin = kSecond;
   static constexpr DurationNs kBackoffMax = 30 * kSecond;
 
-  // `tenant_unusable`: an entry of this tenant cannot be replayed; end its session. References outlive the supervisor.
-  Supervisor(const ServerConfig& config, std::unique_ptr<ExecutorLauncher> launcher, EngineLoop* loop, Poller* poller,
+  // `tenant_unusable`: an entry of this tenant cannot be replayed; end its session. References
+  // outlive the supervisor.
+  Supervisor(const ServerConfig& config, std::unique_ptr<ExecutorLauncher> launcher,
+             EngineLoop* loop, Poller* poller,
              std::function<void(TenantId, Status)> tenant_unusable);
   ~Supervisor();
 
   // The first start. Errors: the launcher's.
   Status Start();
-  // Makes it known to the executor and keeps it for replays. After a death the request is sent once more to the next
-  // executor: one that kills two is refused. Errors: the executor's answer; EXECUTOR_LOST.
+  // Makes it known to the executor and keeps it for replays. After a death the request is sent once
+  // more to the next executor: one that kills two is refused. Errors: the executor's answer;
+  // EXECUTOR_LOST.
   Status Add(proto::ExecutorRequest request, std::vector<Fd> fds);
   void DropTemplate(TemplateId id);
   void DropSet(TensorSetId id);

@@ -8,7 +8,8 @@ namespace slice::server {
 Result<TemplateId> TemplateStore::Acquire(uid_t uid, const std::string& serialized, bool* known) {
   const uint64_t hash = graph::ContentHash(serialized);
   for (auto& [id, entry] : entries_) {
-    if (entry.uid == uid && entry.graph->content_hash() == hash && entry.bytes.bytes() == serialized.size() &&
+    if (entry.uid == uid && entry.graph->content_hash() == hash &&
+        entry.bytes.bytes() == serialized.size() &&
         std::memcmp(entry.bytes.data(), serialized.data(), serialized.size()) == 0) {
       ++entry.references;
       *known = true;

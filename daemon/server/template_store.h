@@ -1,5 +1,5 @@
-// Registered templates, shared between the sessions of one user by content (bytes are compared, the hash only finds
-// candidates). Users do not share: whether another one has a program must not show.
+// Registered templates, shared between the sessions of one user by content (bytes are compared, the
+// hash only finds candidates). Users do not share: whether another one has a program must not show.
 //
 // Owner and thread: the server, on the server thread. Blocks: Acquire, for the executor's check.
 #pragma once
@@ -24,23 +24,26 @@ class TemplateStore {
   TemplateStore(EngineLoop* loop, Supervisor* supervisor, Mailbox* mailbox)
       : loop_(loop), supervisor_(supervisor), mailbox_(mailbox) {}
 
-  // Takes a reference. Errors: GRAPH, OVERFLOW (structure), OP_NOT_ALLOWED, EXECUTOR_LOST, the engine's.
+  // Takes a reference. Errors: GRAPH, OVERFLOW (structure), OP_NOT_ALLOWED, EXECUTOR_LOST, the
+  // engine's.
   Result<TemplateId> Acquire(uid_t uid, const std::string& serialized, bool* known);
   void AddReference(TemplateId id) { ++entries_.at(id.value).references; }
   void Release(TemplateId id);
-  std::shared_ptr<const graph::Template> Find(TemplateId id) const { return entries_.at(id.value).graph; }
+  std::shared_ptr<const graph::Template> Find(TemplateId id) const {
+    return entries_.at(id.value).graph;
+  }
   size_t size() const { return entries_.size(); }
 
  private:
   struct Entry {
     uid_t uid = 0;
     std::shared_ptr<const graph::Template> graph;
-    Mapping bytes;            // of the memfd that the executor gets
+    Mapping bytes;  // of the memfd that the executor gets
     uint32_t references = 0;
   };
   EngineLoop* loop_;
   Supervisor* supervisor_;
-  Mailbox* mailbox_;        // to the server thread
+  Mailbox* mailbox_;  // to the server thread
   std::map<uint32_t, Entry> entries_;
   uint32_t next_id_ = 1;
 };

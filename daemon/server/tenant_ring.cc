@@ -29,10 +29,13 @@ bool AllZero(const uint8_t* bytes, size_t count) {
 
 Result<std::unique_ptr<TenantRing>> TenantRing::Create(const Fd& tenant_memfd, Handout* handout) {
   std::unique_ptr<TenantRing> ring(new TenantRing);
-  SLICE_ASSIGN_OR_RETURN([[maybe_unused]] size_t bytes, CheckForeignMemfd(tenant_memfd, wire::kTenantRingBytes));
+  SLICE_ASSIGN_OR_RETURN([[maybe_unused]] size_t bytes,
+                         CheckForeignMemfd(tenant_memfd, wire::kTenantRingBytes));
   SLICE_ASSIGN_OR_RETURN(ring->tenant_, Mapping::Map(tenant_memfd, wire::kTenantRingBytes, false));
-  SLICE_ASSIGN_OR_RETURN(handout->daemon_ring, CreateMemfd("slice-daemon-ring", wire::kDaemonRingBytes));
-  SLICE_ASSIGN_OR_RETURN(ring->daemon_, Mapping::Map(handout->daemon_ring, wire::kDaemonRingBytes, true));
+  SLICE_ASSIGN_OR_RETURN(handout->daemon_ring,
+                         CreateMemfd("slice-daemon-ring", wire::kDaemonRingBytes));
+  SLICE_ASSIGN_OR_RETURN(ring->daemon_,
+                         Mapping::Map(handout->daemon_ring, wire::kDaemonRingBytes, true));
   SLICE_RETURN_IF_ERROR(SealFutureWrite(handout->daemon_ring));
   SLICE_ASSIGN_OR_RETURN(ring->submit_event_, CreateEventFd());
   SLICE_ASSIGN_OR_RETURN(handout->submit_event, ring->submit_event_.Duplicate());
@@ -47,9 +50,11 @@ Result<std::unique_ptr<TenantRing>> TenantRing::Create(const Fd& tenant_memfd, H
 
 Status TenantRing::ReadCompletionHead() {
   // Acquire: the tenant's copies of the slots are made before we overwrite them.
-  const uint64_t head = Shared<uint64_t>(tenant_, wire::kCompletionHeadOffset).load(std::memory_order_acquire);
+  const uint64_t head =
+      Shared<uint64_t>(tenant_, wire::kCompletionHeadOffset).load(std::memory_order_acquire);
   if (head < consumed_ || head > published_completed_) {
-    return Error(StatusCode::kProtocol, "completion ring: %llu consumed, but %llu were before and %llu are written",
+    return Error(StatusCode::kProtocol,
+                 "completion ring: %llu consumed, but %llu were before and %llu are written",
                  static_cast<unsigned long long>(head), static_cast<unsigned long long>(consumed_),
                  static_cast<unsigned long long>(published_completed_));
   }
@@ -58,16 +63,20 @@ Status TenantRing::ReadCompletionHead() {
 }
 
 bool TenantRing::HasSubmissions() const {
-  return Shared<uint64_t>(tenant_, wire::kSubmitTailOffset).load(std::memory_order_acquire) != taken_;
+  return Shared<uint64_t>(tenant_, wire::kSubmitTailOffset).load(std::memory_order_acquire) !=
+         taken_;
 }
 
 Result<bool> TenantRing::Take(Submission* submission) {
   throttled_ = false;
-  const uint64_t tail = Shared<uint64_t>(tenant_, wire::kSubmitTailOffset).load(std::memory_order_acquire);
+  const uint64_t tail =
+      Shared<uint64_t>(tenant_, wire::kSubmitTailOffset).load(std::memory_order_acquire);
   if (tail == taken_) return false;
   if (tail - taken_ > kRingSlots) {
-    return Error(StatusCode::kProtocol, "submit ring: tail %llu, but %llu were taken and the ring has %u slots",
-                 static_cast<unsigned long long>(tail), static_cast<unsigned long long>(taken_), kRingSlots);
+    return Error(StatusCode::kProtocol,
+                 "submit ring: tail %llu, but %llu were taken and the ring has %u slots",
+                 static_cast<unsigned long long>(tail), static_cast<unsigned long long>(taken_),
+                 kRingSlots);
   }
   SLICE_RETURN_IF_ERROR(ReadCompletionHead());
   if (promised_ - consumed_ >= kRingSlots) {
@@ -75,21 +84,25 @@ Result<bool> TenantRing::Take(Submission* submission) {
     return false;
   }
   wire::SubmitSlot& slot = submission->slot;
-  std::memcpy(&slot, tenant_.data() + wire::kSlotsOffset + taken_ % kRingSlots * sizeof slot, sizeof slot);
+  std::memcpy(&slot, tenant_.data() + wire::kSlotsOffset + taken_ % kRingSlots * sizeof slot,
+              sizeof slot);
   ++taken_;
   submission->arguments.clear();
   submission->status = Status::Ok();
   if (slot.args_offset % 8 != 0 || slot.args_bytes % sizeof(wire::Argument) != 0 ||
       !RangeFits(slot.args_offset, slot.args_bytes, wire::kArgumentAreaBytes)) {
-    submission->status = Error(StatusCode::kProtocol,
-                               "submit slot: arguments of %u bytes at offset %u: must be whole arguments of %zu bytes at a "
-                               "multiple of 8 inside %u bytes",
-                               slot.args_bytes, slot.args_offset, sizeof(wire::Argument), wire::kArgumentAreaBytes);
+    submission->status =
+        Error(StatusCode::kProtocol,
+              "submit slot: arguments of %u bytes at offset %u: must be whole arguments of %zu "
+              "bytes at a "
+              "multiple of 8 inside %u bytes",
+              slot.args_bytes, slot.args_offset, sizeof(wire::Argument), wire::kArgumentAreaBytes);
   } else if (!AllZero(slot.reserved, sizeof slot.reserved)) {
     submission->status = Error(StatusCode::kProtocol, "submit slot: reserved bytes must be zero");
   } else if (slot.args_bytes != 0) {
     submission->arguments.resize(slot.args_bytes / sizeof(wire::Argument));
-    std::memcpy(submission->arguments.data(), tenant_.data() + wire::kArgumentsOffset + slot.args_offset, slot.args_bytes);
+    std::memcpy(submission->arguments.data(),
+                tenant_.data() + wire::kArgumentsOffset + slot.args_offset, slot.args_bytes);
   }
   return true;
 }
@@ -103,16 +116,18 @@ void TenantRing::PublishTaken() {
 
 void TenantRing::Complete(const wire::CompletionSlot& completion) {
   SLICE_CHECK(completed_ < promised_, "a completion that no slot asked for");
-  std::memcpy(daemon_.data() + wire::kSlotsOffset + completed_ % kRingSlots * sizeof completion, &completion,
-              sizeof completion);
+  std::memcpy(daemon_.data() + wire::kSlotsOffset + completed_ % kRingSlots * sizeof completion,
+              &completion, sizeof completion);
   ++completed_;
 }
 
 void TenantRing::PublishCompleted() {
   if (published_completed_ == completed_) return;
   published_completed_ = completed_;
-  Shared<uint64_t>(daemon_, wire::kCompletionTailOffset).store(completed_, std::memory_order_release);
-  // The tenant reads the wake-up before it looks at the ring: if one is unread, it will see what was published now.
+  Shared<uint64_t>(daemon_, wire::kCompletionTailOffset)
+      .store(completed_, std::memory_order_release);
+  // The tenant reads the wake-up before it looks at the ring: if one is unread, it will see what
+  // was published now.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   int unread = 0;
   if (::ioctl(completion_socket_.get(), SIOCOUTQ, &unread) == 0 && unread > 0) return;
@@ -123,7 +138,8 @@ void TenantRing::PublishCompleted() {
 }
 
 void TenantRing::SetSleeping(bool sleeping) {
-  // Setting pairs with the tenant's fence between its tail and its look at this flag; the caller looks at the ring after.
+  // Setting pairs with the tenant's fence between its tail and its look at this flag; the caller
+  // looks at the ring after.
   Shared<uint32_t>(daemon_, wire::kDaemonSleepingOffset)
       .store(sleeping ? 1 : 0, sleeping ? std::memory_order_seq_cst : std::memory_order_relaxed);
 }

@@ -19,15 +19,24 @@ constexpr int kRequestsProcess = 4;
 
 const char* KindName(TraceEvent::Kind kind) {
   switch (kind) {
-    case TraceEvent::Kind::kOp: return "op";
-    case TraceEvent::Kind::kTransfer: return "transfer";
-    case TraceEvent::Kind::kDefer: return "defer";
-    case TraceEvent::Kind::kRecall: return "recall";
-    case TraceEvent::Kind::kPolicy: return "policy";
-    case TraceEvent::Kind::kMark: return "mark";
-    case TraceEvent::Kind::kSubmit: return "submit";
-    case TraceEvent::Kind::kComplete: return "complete";
-    case TraceEvent::Kind::kCommand: return "command";
+    case TraceEvent::Kind::kOp:
+      return "op";
+    case TraceEvent::Kind::kTransfer:
+      return "transfer";
+    case TraceEvent::Kind::kDefer:
+      return "defer";
+    case TraceEvent::Kind::kRecall:
+      return "recall";
+    case TraceEvent::Kind::kPolicy:
+      return "policy";
+    case TraceEvent::Kind::kMark:
+      return "mark";
+    case TraceEvent::Kind::kSubmit:
+      return "submit";
+    case TraceEvent::Kind::kComplete:
+      return "complete";
+    case TraceEvent::Kind::kCommand:
+      return "command";
   }
   return "event";
 }
@@ -39,7 +48,8 @@ const char* ClassName(ServiceClass service_class) {
 double Microseconds(DurationNs time) { return static_cast<double>(time) / 1000.0; }
 
 json NameRecord(const char* what, int process, uint32_t thread, const std::string& name) {
-  return {{"ph", "M"}, {"name", what}, {"pid", process}, {"tid", thread}, {"args", {{"name", name}}}};
+  return {
+      {"ph", "M"}, {"name", what}, {"pid", process}, {"tid", thread}, {"args", {{"name", name}}}};
 }
 
 }  // namespace
@@ -71,7 +81,9 @@ void Timeline::Mark(const std::string& label, TimeNs now) {
 }
 
 Result<Recording> Timeline::Stop(TimeNs now) {
-  if (!on_) return Error(StatusCode::kInvalid, "no timeline is being recorded: start one with `slicectl timeline start`");
+  if (!on_)
+    return Error(StatusCode::kInvalid,
+                 "no timeline is being recorded: start one with `slicectl timeline start`");
   on_ = false;
   recording_.stop = now;
   recording_.device_names = device_names_;
@@ -117,7 +129,9 @@ json ArgsOf(const Recording& recording, const Recording::Event& item) {
   json args = {{"kind", KindName(event.kind)}};
   if (event.tenant) {
     const auto name = recording.tenant_names.find(event.tenant.value);
-    args["tenant"] = name == recording.tenant_names.end() ? "tenant " + std::to_string(event.tenant.value) : name->second;
+    args["tenant"] = name == recording.tenant_names.end()
+                         ? "tenant " + std::to_string(event.tenant.value)
+                         : name->second;
     args["tenant_id"] = event.tenant.value;
     args["class"] = ClassName(event.service_class);
   }
@@ -126,8 +140,10 @@ json ArgsOf(const Recording& recording, const Recording::Event& item) {
     args["instance"] = event.instance.value;
     args["op"] = event.op;
   }
-  if (event.predicted_start != 0) args["predicted_start_us"] = Microseconds(event.predicted_start - recording.start);
-  if (event.predicted_finish != 0) args["predicted_end_us"] = Microseconds(event.predicted_finish - recording.start);
+  if (event.predicted_start != 0)
+    args["predicted_start_us"] = Microseconds(event.predicted_start - recording.start);
+  if (event.predicted_finish != 0)
+    args["predicted_end_us"] = Microseconds(event.predicted_finish - recording.start);
   if (event.cpu != 0) args["cpu_us"] = Microseconds(event.cpu);
   if (event.bytes != 0) args["bytes"] = event.bytes;
   if (!event.text.empty()) args["text"] = event.text;
@@ -173,14 +189,16 @@ Status Recording::WriteJson(const std::function<Status(std::string_view)>& write
       record["dur"] = Microseconds(event.finish - event.start);
     } else {
       // Scope: marks and policy switches cross all tracks, the rest belongs to its own.
-      const bool is_global = event.kind == TraceEvent::Kind::kMark || event.kind == TraceEvent::Kind::kPolicy;
+      const bool is_global =
+          event.kind == TraceEvent::Kind::kMark || event.kind == TraceEvent::Kind::kPolicy;
       record["s"] = is_global ? "g" : "t";
     }
     if (event.kind == TraceEvent::Kind::kTransfer) {
       const auto key = std::pair(event.source, event.destination);
       const auto [link, is_new] = links.try_emplace(key, static_cast<uint32_t>(links.size()));
       if (is_new) {
-        out.Add(NameRecord("thread_name", kLinksProcess, link->second, domain(key.first) + " -> " + domain(key.second)));
+        out.Add(NameRecord("thread_name", kLinksProcess, link->second,
+                           domain(key.first) + " -> " + domain(key.second)));
       }
       record["pid"] = kLinksProcess;
       record["tid"] = link->second;
@@ -204,7 +222,9 @@ Status Recording::WriteJson(const std::function<Status(std::string_view)>& write
     }
     out.Add(record);
   }
-  const json about = {{"start_ns", start}, {"stop_ns", stop}, {"events_dropped", dropped},
+  const json about = {{"start_ns", start},
+                      {"stop_ns", stop},
+                      {"events_dropped", dropped},
                       {"clock", "CLOCK_MONOTONIC, microseconds since start_ns"}};
   out.Raw("\n],\"displayTimeUnit\":\"ms\",\"otherData\":" + about.dump() + "}\n");
   return out.Finish();

@@ -1,11 +1,14 @@
-// Recorder of what ran when, for `slicectl timeline` and the paper's figures: collects the engine's TraceEvents while it
-// is on and writes them as Chrome trace JSON (opens in Perfetto and chrome://tracing).
+// Recorder of what ran when, for `slicectl timeline` and the paper's figures: collects the engine's
+// TraceEvents while it is on and writes them as Chrome trace JSON (opens in Perfetto and
+// chrome://tracing).
 //
-// Tracks: one thread per device in process 1 "devices", one per link in process 2 "links", one for decisions without a
-// device in process 3 "scheduler", requests as asynchronous events in process 4 "requests". Every op carries tenant, class, sequence, instance, op, predicted start and end.
+// Tracks: one thread per device in process 1 "devices", one per link in process 2 "links", one for
+// decisions without a device in process 3 "scheduler", requests as asynchronous events in process 4
+// "requests". Every op carries tenant, class, sequence, instance, op, predicted start and end.
 //
-// Owner: the engine loop. Threads: the engine thread records, starts and stops; a finished Recording belongs to whoever
-// took it. Memory is bounded: past the limit events are counted and dropped.
+// Owner: the engine loop. Threads: the engine thread records, starts and stops; a finished
+// Recording belongs to whoever took it. Memory is bounded: past the limit events are counted and
+// dropped.
 #pragma once
 
 #include <cstdint>
@@ -34,16 +37,19 @@ struct Recording {
   TimeNs start = 0, stop = 0;
   uint64_t dropped = 0;
 
-  // Chrome trace JSON, handed out piece by piece (it may have hundreds of megabytes). Times are microseconds since the
-  // recording's start. Errors: those of `write`.
+  // Chrome trace JSON, handed out piece by piece (it may have hundreds of megabytes). Times are
+  // microseconds since the recording's start. Errors: those of `write`.
   Status WriteJson(const std::function<Status(std::string_view)>& write) const;
   std::string ToJson() const;
 };
 
 class Timeline {
  public:
-  Timeline(std::vector<std::string> device_names, std::vector<std::string> domain_names, size_t events_max)
-      : device_names_(std::move(device_names)), domain_names_(std::move(domain_names)), events_max_(events_max) {}
+  Timeline(std::vector<std::string> device_names, std::vector<std::string> domain_names,
+           size_t events_max)
+      : device_names_(std::move(device_names)),
+        domain_names_(std::move(domain_names)),
+        events_max_(events_max) {}
 
   bool on() const { return on_; }
   // A running recording starts again.

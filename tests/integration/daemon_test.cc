@@ -1,5 +1,5 @@
-// sliced as a process: starting, stopping, dying parts. The executor is the torch-free double: what ops compute does not
-// matter here, see live_test.cc.
+// sliced as a process: starting, stopping, dying parts. The executor is the torch-free double: what
+// ops compute does not matter here, see live_test.cc.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -11,7 +11,9 @@ namespace {
 
 class DaemonTest : public ::testing::Test {
  protected:
-  static pid_t ExecutorPid(const LiveDaemon& daemon) { return daemon.CtlJson({"status"})["executor_pid"]; }
+  static pid_t ExecutorPid(const LiveDaemon& daemon) {
+    return daemon.CtlJson({"status"})["executor_pid"];
+  }
 };
 
 TEST_F(DaemonTest, Happy_TenantRunsRequests) {
@@ -27,7 +29,8 @@ TEST_F(DaemonTest, Happy_RequestsInFlightFillTheQueue) {
   MlpTenant tenant(daemon.socket());
   ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
   std::vector<MlpTenant::Request> requests(128);
-  for (uint32_t i = 0; i < requests.size(); ++i) ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK) << slice_last_error();
+  for (uint32_t i = 0; i < requests.size(); ++i)
+    ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK) << slice_last_error();
   for (auto& request : requests) EXPECT_EQ(tenant.Wait(&request), SLICE_OK) << slice_last_error();
 }
 
@@ -51,7 +54,8 @@ TEST_F(DaemonTest, Race_ExecutorIsKilledWhileRequestsFly) {
   ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
   for (int round = 0; round < 3; ++round) {
     std::vector<MlpTenant::Request> requests(64);
-    for (uint32_t i = 0; i < requests.size(); ++i) ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
+    for (uint32_t i = 0; i < requests.size(); ++i)
+      ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
     ::kill(ExecutorPid(daemon), SIGKILL);
     // Nothing is written by them: the engine runs them again, unnoticed.
     for (auto& request : requests) EXPECT_EQ(tenant.Wait(&request), SLICE_OK) << slice_last_error();
@@ -65,7 +69,8 @@ TEST_F(DaemonTest, Happy_KilledTenantLeavesNothingBehind) {
     MlpTenant tenant(daemon.socket());
     for (uint32_t i = 0;; ++i) tenant.Run(i);
   }
-  EXPECT_TRUE(Eventually([&] { return daemon.CtlJson({"status"})["counters"]["completions"] > 10; }));
+  EXPECT_TRUE(
+      Eventually([&] { return daemon.CtlJson({"status"})["counters"]["completions"] > 10; }));
   ::kill(child, SIGKILL);
   WaitFor(child);
   EXPECT_TRUE(Eventually([&] { return daemon.CtlJson({"tenants"})["tenants"].empty(); }));
@@ -90,7 +95,8 @@ TEST_F(DaemonTest, Race_SigtermWhileRequestsFly) {
   MlpTenant tenant(daemon.socket());
   ASSERT_EQ(tenant.status(), SLICE_OK);
   std::vector<MlpTenant::Request> requests(128);
-  for (uint32_t i = 0; i < requests.size(); ++i) ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
+  for (uint32_t i = 0; i < requests.size(); ++i)
+    ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
   daemon.Signal(SIGTERM);
   for (auto& request : requests) {
     const slice_status_t status = tenant.Wait(&request);
@@ -103,7 +109,9 @@ TEST_F(DaemonTest, Happy_KilledDaemonIsReplacedOnTheSameSocket) {
   TempFolder folder;
   const std::string socket = folder.File("s.sock");
   for (int round = 0; round < 2; ++round) {
-    const pid_t pid = Spawn({SLICED, "--socket", socket, "--executor", SLICE_EXECUTOR, "--pool", "16MiB"}, folder.File("log"));
+    const pid_t pid =
+        Spawn({SLICED, "--socket", socket, "--executor", SLICE_EXECUTOR, "--pool", "16MiB"},
+              folder.File("log"));
     const auto answers = [&] {
       MlpTenant tenant(socket);
       return tenant.status() == SLICE_OK && tenant.Run(1) == SLICE_OK;
@@ -117,8 +125,10 @@ TEST_F(DaemonTest, Happy_KilledDaemonIsReplacedOnTheSameSocket) {
 TEST_F(DaemonTest, Edge_SecondDaemonOnALiveSocketIsRefused) {
   LiveDaemon daemon(SLICE_EXECUTOR);
   const std::string log = daemon.File("second.log");
-  EXPECT_EQ(WaitFor(Spawn({SLICED, "--socket", daemon.socket(), "--executor", SLICE_EXECUTOR}, log)), 1);
-  EXPECT_NE(ReadWholeFile(log).find("another sliced uses '" + daemon.socket()), std::string::npos) << ReadWholeFile(log);
+  EXPECT_EQ(
+      WaitFor(Spawn({SLICED, "--socket", daemon.socket(), "--executor", SLICE_EXECUTOR}, log)), 1);
+  EXPECT_NE(ReadWholeFile(log).find("another sliced uses '" + daemon.socket()), std::string::npos)
+      << ReadWholeFile(log);
   MlpTenant tenant(daemon.socket());
   EXPECT_EQ(tenant.Run(1), SLICE_OK) << slice_last_error();
 }
@@ -140,10 +150,14 @@ TEST_F(DaemonTest, Edge_ConfigIsChecked) {
     std::ofstream(file) << text;
     return WaitFor(Spawn({SLICED, "--config", file, "--check-config"}, log));
   };
-  const std::string good = "[[domain]]\nname = \"cpu0\"\npool = \"64MiB\"\nretained = \"64MiB\"\n[[device]]\nname = \"cpu0\"\n";
+  const std::string good =
+      "[[domain]]\nname = \"cpu0\"\npool = \"64MiB\"\nretained = \"64MiB\"\n[[device]]\nname = "
+      "\"cpu0\"\n";
   EXPECT_EQ(check(good), 0) << ReadWholeFile(log);
   EXPECT_EQ(check(good + "[daemon]\nsokcet = \"x\"\n"), 1);
-  EXPECT_NE(ReadWholeFile(log).find(file + ":8: unknown key 'sokcet' in [daemon]: did you mean 'socket'?"), std::string::npos)
+  EXPECT_NE(ReadWholeFile(log).find(file +
+                                    ":8: unknown key 'sokcet' in [daemon]: did you mean 'socket'?"),
+            std::string::npos)
       << ReadWholeFile(log);
 }
 

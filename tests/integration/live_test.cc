@@ -32,7 +32,8 @@ TEST_F(LiveTest, Happy_BothDevicesGiveTheSameBits) {
     MlpTenant tenant(daemon.socket(), options);
     ASSERT_EQ(tenant.Run(42, &results[device]), SLICE_OK) << slice_last_error();
   }
-  EXPECT_EQ(std::memcmp(results[0].data(), results[1].data(), results[0].size() * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(results[0].data(), results[1].data(), results[0].size() * sizeof(float)),
+            0);
 }
 
 TEST_F(LiveTest, Happy_ReplicatedWeightsLetBothDevicesWork) {
@@ -41,9 +42,11 @@ TEST_F(LiveTest, Happy_ReplicatedWeightsLetBothDevicesWork) {
   MlpTenant tenant(daemon.socket(), options);
   ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
   std::vector<MlpTenant::Request> requests(100);
-  for (uint32_t i = 0; i < requests.size(); ++i) ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
+  for (uint32_t i = 0; i < requests.size(); ++i)
+    ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
   for (auto& request : requests) {
-    ASSERT_EQ(slice_wait(tenant.session(), request.ticket, 60'000'000'000, nullptr), SLICE_OK) << slice_last_error();
+    ASSERT_EQ(slice_wait(tenant.session(), request.ticket, 60'000'000'000, nullptr), SLICE_OK)
+        << slice_last_error();
     EXPECT_TRUE(tenant.IsRight(request.x, request.y));
   }
 }
@@ -91,7 +94,8 @@ TEST_F(LiveTest, Race_KilledExecutorIsReplacedAndAnswersStayRight) {
   ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
   for (int round = 0; round < 3; ++round) {
     std::vector<MlpTenant::Request> requests(32);
-    for (uint32_t i = 0; i < requests.size(); ++i) ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
+    for (uint32_t i = 0; i < requests.size(); ++i)
+      ASSERT_EQ(tenant.Submit(i, &requests[i]), SLICE_OK);
     const pid_t executor = daemon.CtlJson({"status"})["executor_pid"];
     const TimeNs killed = MonotonicNow();
     ASSERT_EQ(::kill(executor, SIGKILL), 0);
@@ -101,7 +105,8 @@ TEST_F(LiveTest, Race_KilledExecutorIsReplacedAndAnswersStayRight) {
     }));
     RecordProperty("restart_us", static_cast<int>((MonotonicNow() - killed) / kMicrosecond));
     for (auto& request : requests) {
-      ASSERT_EQ(slice_wait(tenant.session(), request.ticket, 60'000'000'000, nullptr), SLICE_OK) << slice_last_error();
+      ASSERT_EQ(slice_wait(tenant.session(), request.ticket, 60'000'000'000, nullptr), SLICE_OK)
+          << slice_last_error();
       EXPECT_TRUE(tenant.IsRight(request.x, request.y));
       slice_arena_free(tenant.session(), request.in);
       slice_arena_free(tenant.session(), request.out);

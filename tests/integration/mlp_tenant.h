@@ -1,5 +1,5 @@
-// A tenant that runs tests/golden/mlp.textproto through libslice: relu(x[s,16] @ w1[16,32]) @ w2[32,8], and can compute the
-// same by itself.
+// A tenant that runs tests/golden/mlp.textproto through libslice: relu(x[s,16] @ w1[16,32]) @
+// w2[32,8], and can compute the same by itself.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -81,7 +81,8 @@ class MlpTenant {
     slice_status_t status = Submit(seed, &request);
     if (status != SLICE_OK) return status;
     status = slice_wait(session_, request.ticket, kPatienceNs, nullptr);
-    if (status == SLICE_OK && result != nullptr) result->assign(request.y, request.y + kRows * kOut);
+    if (status == SLICE_OK && result != nullptr)
+      result->assign(request.y, request.y + kRows * kOut);
     if (status == SLICE_OK && right != nullptr) *right = IsRight(request.x, request.y);
     slice_arena_free(session_, request.in);
     slice_arena_free(session_, request.out);
@@ -97,7 +98,8 @@ class MlpTenant {
       }
       for (uint32_t o = 0; o < kOut; ++o) {
         float sum = 0;
-        for (uint32_t h = 0; h < kHidden; ++h) sum += hidden[h] * weights_[kIn * kHidden + h * kOut + o];
+        for (uint32_t h = 0; h < kHidden; ++h)
+          sum += hidden[h] * weights_[kIn * kHidden + h * kOut + o];
         const float difference = y[row * kOut + o] - sum;
         if (!(difference < 1e-3f && difference > -1e-3f)) return false;
       }
@@ -108,7 +110,9 @@ class MlpTenant {
  private:
   static constexpr int64_t kPatienceNs = 60'000'000'000;
   // Small numbers of both signs.
-  static float Number(uint32_t i) { return static_cast<float>((i * 2654435761u >> 24) % 17) / 8.0f - 1.0f; }
+  static float Number(uint32_t i) {
+    return static_cast<float>((i * 2654435761u >> 24) % 17) / 8.0f - 1.0f;
+  }
 
   slice_status_t Open(const std::string& socket, const Options& options) {
     slice_session_options_t open{};
@@ -120,7 +124,8 @@ class MlpTenant {
     open.home_device = options.home;
     slice_status_t status = slice_session_open(&open, &session_);
     if (status != SLICE_OK) return status;
-    const std::string program = ReadTextTemplate(SLICE_GOLDEN_DIR "/mlp.textproto").SerializeAsString();
+    const std::string program =
+        ReadTextTemplate(SLICE_GOLDEN_DIR "/mlp.textproto").SerializeAsString();
     slice_graph_t graph = 0;
     status = slice_graph_register(session_, program.data(), program.size(), &graph);
     if (status != SLICE_OK) return status;

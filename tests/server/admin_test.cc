@@ -37,6 +37,22 @@ TEST_F(AdminTest, Happy_StatusNeedsNoHello) {
   EXPECT_EQ(admin.Call(request)->status(), SLICE_ERR_INVALID);
 }
 
+TEST_F(AdminTest, Edge_TextTooLongForAMessageComesAsMemfd) {
+  control.tenants_json_bytes = 300'000;
+  Start();
+  RawTenant admin = Connect();
+  proto::Request request;
+  request.mutable_status()->set_what(2);
+  const auto reply = admin.Call(request);
+  ASSERT_EQ(reply->status(), SLICE_OK) << reply->text();
+  EXPECT_EQ(reply->body().text(), "");
+  ASSERT_EQ(admin.fds().size(), 1u);
+  const size_t bytes = CheckForeignMemfd(admin.fds()[0], 300'000).value();
+  const Mapping text = Mapping::Map(admin.fds()[0], bytes, false).value();
+  const std::string_view view(reinterpret_cast<const char*>(text.data()), bytes);
+  EXPECT_TRUE(nlohmann::json::parse(view)["tenants"].is_array());
+}
+
 TEST_F(AdminTest, Happy_PolicyCanBeSwitched) {
   Start();
   RawTenant admin = Connect();
@@ -72,13 +88,15 @@ TEST_F(AdminTest, Edge_TimelineErrors) {
   EXPECT_EQ(admin.Call(Timeline(0))->status(), SLICE_OK);
   EXPECT_EQ(admin.Call(Timeline(1, "/nonexistent/t.json"))->status(), SLICE_ERR_INVALID);
   EXPECT_EQ(admin.Call(Timeline(1, "/dev/null"))->status(), SLICE_ERR_INVALID);
-  EXPECT_EQ(admin.Call(Timeline(1, folder.File("t.json")))->status(), SLICE_OK);  // still recording till then
+  EXPECT_EQ(admin.Call(Timeline(1, folder.File("t.json")))->status(),
+            SLICE_OK);  // still recording till then
 }
 
 TEST_F(AdminTest, Malicious_OtherUsersMayNotAdminister) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   Start();
-  std::filesystem::permissions(std::filesystem::path(config.socket_path).parent_path(), std::filesystem::perms::all);
+  std::filesystem::permissions(std::filesystem::path(config.socket_path).parent_path(),
+                               std::filesystem::perms::all);
   const pid_t child = ::fork();
   if (child == 0) {
     if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(2);
@@ -87,7 +105,10 @@ TEST_F(AdminTest, Malicious_OtherUsersMayNotAdminister) {
     request.mutable_status();
     const auto refused = tenant.Call(request);
     const auto hello = tenant.Hello();
-    ::_exit(refused.has_value() && refused->status() == SLICE_ERR_INVALID && hello->status() == SLICE_OK ? 0 : 1);
+    ::_exit(refused.has_value() && refused->status() == SLICE_ERR_INVALID &&
+                    hello->status() == SLICE_OK
+                ? 0
+                : 1);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);

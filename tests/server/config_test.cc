@@ -52,7 +52,8 @@ class = "online"
 weight = 2
 devices = ["cpu1"]
 deadline_min_ms = 50
-)", "test.toml");
+)",
+                                                  "test.toml");
   ASSERT_TRUE(config.ok()) << config.status().ToString();
   EXPECT_EQ(config->socket_path, "/tmp/s.sock");
   EXPECT_EQ(config->hang_limit, 5 * kSecond);
@@ -83,23 +84,34 @@ TEST(ConfigTest, Edge_UnknownKeyIsRefusedWithLineAndNearestKey) {
             "test.toml:8: unknown key 'isue_ahead' in [scheduler]: did you mean 'issue_ahead'?");
   EXPECT_EQ(ErrorOf(std::string(kSmall) + "[scheduler]\nxyzzyplugh = 2\n"),
             "test.toml:8: unknown key 'xyzzyplugh' in [scheduler]");
-  EXPECT_NE(ErrorOf(std::string(kSmall) + "[schedular]\n").find("did you mean 'scheduler'"), std::string::npos);
+  EXPECT_NE(ErrorOf(std::string(kSmall) + "[schedular]\n").find("did you mean 'scheduler'"),
+            std::string::npos);
 }
 
 TEST(ConfigTest, Edge_ErrorsNameLineAndReason) {
-  EXPECT_NE(ErrorOf("[daemon]\nsocket = 3\n").find("test.toml:2: [daemon]: socket must be a string"), std::string::npos);
+  EXPECT_NE(
+      ErrorOf("[daemon]\nsocket = 3\n").find("test.toml:2: [daemon]: socket must be a string"),
+      std::string::npos);
   EXPECT_NE(ErrorOf("[daemon\n").find("test.toml:1:"), std::string::npos);
   EXPECT_NE(ErrorOf("").find("no [[device]]"), std::string::npos);
-  EXPECT_NE(ErrorOf("[[device]]\nname = \"a\"\n").find("there is no [[domain]] named 'a'"), std::string::npos);
-  EXPECT_NE(ErrorOf(std::string(kSmall) + "[scheduler]\nissue_ahead = 0\n").find("from 1 to 64"), std::string::npos);
-  EXPECT_NE(ErrorOf(std::string(kSmall) + "[[tenant]]\nuid = 1\nuser = \"root\"\n").find("either uid or user"),
+  EXPECT_NE(ErrorOf("[[device]]\nname = \"a\"\n").find("there is no [[domain]] named 'a'"),
             std::string::npos);
-  EXPECT_NE(ErrorOf(std::string(kSmall) + "[[tenant]]\nuid = 1\n[[tenant]]\nuid = 1\n").find("is there twice"),
+  EXPECT_NE(ErrorOf(std::string(kSmall) + "[scheduler]\nissue_ahead = 0\n").find("from 1 to 64"),
             std::string::npos);
-  EXPECT_NE(ErrorOf(std::string(kSmall) + "[[tenant]]\nuid = 1\ndevices = [\"gpu9\"]\n").find("'gpu9'"), std::string::npos);
-  EXPECT_NE(ErrorOf(std::string(kSmall) + "[[tenant]]\nuid = 1\ndefault_class = \"online\"\n").find("offline only"),
+  EXPECT_NE(ErrorOf(std::string(kSmall) + "[[tenant]]\nuid = 1\nuser = \"root\"\n")
+                .find("either uid or user"),
             std::string::npos);
-  EXPECT_NE(ErrorOf("[[domain]]\nname = \"a\"\npool = \"12 parsecs\"\n").find("is not a size"), std::string::npos);
+  EXPECT_NE(ErrorOf(std::string(kSmall) + "[[tenant]]\nuid = 1\n[[tenant]]\nuid = 1\n")
+                .find("is there twice"),
+            std::string::npos);
+  EXPECT_NE(
+      ErrorOf(std::string(kSmall) + "[[tenant]]\nuid = 1\ndevices = [\"gpu9\"]\n").find("'gpu9'"),
+      std::string::npos);
+  EXPECT_NE(ErrorOf(std::string(kSmall) + "[[tenant]]\nuid = 1\ndefault_class = \"online\"\n")
+                .find("offline only"),
+            std::string::npos);
+  EXPECT_NE(ErrorOf("[[domain]]\nname = \"a\"\npool = \"12 parsecs\"\n").find("is not a size"),
+            std::string::npos);
 }
 
 TEST(ConfigTest, Edge_FileThatIsMissing) {

@@ -28,7 +28,8 @@ TEST(HandleTableTest, Edge_StaleHandleNeverMatchesReusedSlot) {
 TEST(HandleTableTest, Malicious_ForgedHandlesFindNothing) {
   HandleTable<int> table;
   const uint64_t handle = table.Insert(1);
-  for (const uint64_t forged : {uint64_t{0}, handle + 1, handle ^ (uint64_t{1} << 32), ~uint64_t{0}, uint64_t{1} << 63}) {
+  for (const uint64_t forged :
+       {uint64_t{0}, handle + 1, handle ^ (uint64_t{1} << 32), ~uint64_t{0}, uint64_t{1} << 63}) {
     EXPECT_EQ(table.Find(forged), nullptr) << forged;
   }
 }

@@ -52,7 +52,8 @@ TEST_F(RingTest, Happy_SequencesAndCommands) {
   const uint64_t handle = tenant.Call(alloc)->tensors().handles(0);
   const auto run = [&](wire::TensorCommandKind kind, wire::Argument argument, int32_t dimension) {
     *tenant.arguments(0) = argument;
-    wire::SubmitSlot slot = Slot(wire::kTensorCommand | (static_cast<uint32_t>(kind) << wire::kCommandKindShift), 0, 77);
+    wire::SubmitSlot slot = Slot(
+        wire::kTensorCommand | (static_cast<uint32_t>(kind) << wire::kCommandKindShift), 0, 77);
     slot.args_bytes = sizeof argument;
     slot.priority = dimension;
     tenant.Push(slot);
@@ -181,7 +182,8 @@ TEST_F(RingTest, Malicious_ImpossibleTailEndsOnlyThatSession) {
 TEST_F(RingTest, Malicious_RingFullOfGarbageEndsTheSession) {
   Start();
   RawTenant bad = Open();
-  for (uint32_t i = 0; i < wire::kRingSlots; ++i) std::memset(static_cast<void*>(bad.slot(i)), 0xa5 + static_cast<int>(i), 64);
+  for (uint32_t i = 0; i < wire::kRingSlots; ++i)
+    std::memset(static_cast<void*>(bad.slot(i)), 0xa5 + static_cast<int>(i), 64);
   bad.PublishTail(wire::kRingSlots);
   EXPECT_TRUE(bad.WaitHangUp());
   ASSERT_TRUE(Eventually([&] { return control.tenants == 0; }));
@@ -204,7 +206,8 @@ TEST_F(RingTest, Malicious_TenantThatNeverReadsCompletionsOnlyStallsItself) {
   RawTenant good = Open();
   const uint64_t binding = stalled.Bind(SmallTemplate());
   for (uint64_t cookie = 1; cookie <= 2 * wire::kRingSlots; ++cookie) {
-    if (!Eventually([&] { return stalled.tail() - stalled.SubmitHead() < wire::kRingSlots; })) FAIL();
+    if (!Eventually([&] { return stalled.tail() - stalled.SubmitHead() < wire::kRingSlots; }))
+      FAIL();
     stalled.Submit(cookie, binding, SmallArguments());
   }
   // Twice the ring was pushed, once the ring was taken.

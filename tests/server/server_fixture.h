@@ -1,4 +1,5 @@
-// A Server with a StubEngine and a fake-executor process, on a thread of its own and a socket in a fresh folder.
+// A Server with a StubEngine and a fake-executor process, on a thread of its own and a socket in a
+// fresh folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,8 +18,8 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "daemon/server/server.h"
-#include "tests/testing/stub_engine.h"
 #include "tests/testing/raw_tenant.h"
+#include "tests/testing/stub_engine.h"
 #include "tests/testing/template_builder.h"
 
 namespace slice::server {
@@ -78,7 +79,8 @@ class ServerFixture : public ::testing::Test {
       parts.launcher = std::make_unique<ZygoteLauncher>(FAKE_EXECUTOR);
       parts.engine_factory = [this](const engine::Config&, std::span<std::byte>,
                                     engine::Sink* sink) -> Result<std::unique_ptr<engine::Engine>> {
-        return std::unique_ptr<engine::Engine>(std::make_unique<testing::StubEngine>(&control, sink));
+        return std::unique_ptr<engine::Engine>(
+            std::make_unique<testing::StubEngine>(&control, sink));
       };
       auto made = Server::Create(config, std::move(parts));
       std::unique_ptr<Server> server;

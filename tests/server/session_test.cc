@@ -87,7 +87,8 @@ TEST_F(SessionTest, Edge_HelloErrors) {
   hello = RawTenant::HelloRequest();
   hello.mutable_hello()->set_home_device("gpu\n7");
   EXPECT_EQ(tenant.Hello(hello)->status(), SLICE_ERR_INVALID);
-  EXPECT_EQ(tenant.Call(RawTenant::HelloRequest())->status(), SLICE_ERR_PROTOCOL);  // no descriptors
+  EXPECT_EQ(tenant.Call(RawTenant::HelloRequest())->status(),
+            SLICE_ERR_PROTOCOL);  // no descriptors
   EXPECT_EQ(tenant.Hello()->status(), SLICE_OK);
   EXPECT_EQ(tenant.Hello()->status(), SLICE_ERR_PROTOCOL);  // twice
 }
@@ -127,7 +128,8 @@ TEST_F(SessionTest, Malicious_RequestsBeforeHello) {
 TEST_F(SessionTest, Malicious_GarbageFramesEndOnlyThatConnection) {
   Start();
   RawTenant good = Open();
-  for (const std::string& bytes : {std::string("\xff\xff\xff\xff garbage"), std::string(100'000, 'x'), std::string(1, '\0')}) {
+  for (const std::string& bytes :
+       {std::string("\xff\xff\xff\xff garbage"), std::string(100'000, 'x'), std::string(1, '\0')}) {
     RawTenant bad = Open();
     bad.SendBytes(bytes);
     const auto reply = bad.Receive();
@@ -284,7 +286,8 @@ TEST_F(SessionTest, Edge_MutableImportOfAReadOnlyDescriptorIsRefused) {
   Start();
   RawTenant tenant = Open();
   const Fd memfd = CreateMemfd("weights", 4096).value();
-  const Fd read_only(::open(("/proc/self/fd/" + std::to_string(memfd.get())).c_str(), O_RDONLY | O_CLOEXEC));
+  const Fd read_only(
+      ::open(("/proc/self/fd/" + std::to_string(memfd.get())).c_str(), O_RDONLY | O_CLOEXEC));
   proto::Request request;
   request.mutable_import_tensors()->set_kind(proto::IMPORTED_MUTABLE);
   request.mutable_import_tensors()->set_segment_bytes(4096);
@@ -359,9 +362,7 @@ TEST_F(SessionTest, Happy_TenantProcessThatIsKilledIsNoticed) {
 TEST_F(SessionTest, Edge_ExecutorForgetsATenantOnlyWhenTheEngineHas) {
   control.keep_tenants = true;
   Start();
-  {
-    RawTenant tenant = Open();
-  }
+  { RawTenant tenant = Open(); }
   ASSERT_TRUE(Eventually([&] { return control.tenants == 0; }));
   RawTenant other = Open();
   EXPECT_EQ(LogCount("drop_tenant"), 0u);

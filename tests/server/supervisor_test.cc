@@ -42,7 +42,8 @@ TEST_F(SupervisorTest, Happy_KilledExecutorIsReplacedAndToldEverything) {
   EXPECT_EQ(status["executor_up"], true);
   EXPECT_EQ(control.losses, 1u);
   EXPECT_EQ(LogCount("setup"), 2u);
-  for (const char* what : {"add_tenant", "add_template", "add_set", "add_binding"}) EXPECT_EQ(LogCount(what), 2u) << what;
+  for (const char* what : {"add_tenant", "add_template", "add_set", "add_binding"})
+    EXPECT_EQ(LogCount(what), 2u) << what;
   tenant.Submit(1, binding, SmallArguments());
   EXPECT_EQ(tenant.WaitCompletion()->status, SLICE_OK);
 }

@@ -20,10 +20,15 @@ class TenantRingTest : public ::testing::Test {
     ring = TenantRing::Create(memfd, &handout).value();
     theirs = Mapping::Map(handout.daemon_ring, wire::kDaemonRingBytes, false).value();
   }
-  void SetTail(uint64_t tail) { std::atomic_ref(*mine.as<uint64_t>(wire::kSubmitTailOffset)).store(tail); }
-  void SetConsumed(uint64_t head) { std::atomic_ref(*mine.as<uint64_t>(wire::kCompletionHeadOffset)).store(head); }
+  void SetTail(uint64_t tail) {
+    std::atomic_ref(*mine.as<uint64_t>(wire::kSubmitTailOffset)).store(tail);
+  }
+  void SetConsumed(uint64_t head) {
+    std::atomic_ref(*mine.as<uint64_t>(wire::kCompletionHeadOffset)).store(head);
+  }
   wire::SubmitSlot* slot(uint64_t i) {
-    return mine.as<wire::SubmitSlot>(wire::kSlotsOffset + i % wire::kRingSlots * sizeof(wire::SubmitSlot));
+    return mine.as<wire::SubmitSlot>(wire::kSlotsOffset +
+                                     i % wire::kRingSlots * sizeof(wire::SubmitSlot));
   }
   bool WakeWaits() const {
     pollfd item{handout.completion_event.get(), POLLIN, 0};
@@ -68,8 +73,13 @@ TEST_F(TenantRingTest, Malicious_ImpossibleIndicesAreProtocolErrors) {
 }
 
 TEST_F(TenantRingTest, Malicious_ArgumentsOutsideTheArea) {
-  const struct { uint32_t offset, bytes; } bad[] = {
-      {4, 24}, {0, 23}, {wire::kArgumentAreaBytes, 24}, {0xfffffff8u, 24}, {0, wire::kArgumentAreaBytes + 24}};
+  const struct {
+    uint32_t offset, bytes;
+  } bad[] = {{4, 24},
+             {0, 23},
+             {wire::kArgumentAreaBytes, 24},
+             {0xfffffff8u, 24},
+             {0, wire::kArgumentAreaBytes + 24}};
   uint64_t tail = 0;
   for (const auto& item : bad) {
     *slot(tail) = {};

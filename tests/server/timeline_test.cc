@@ -101,10 +101,13 @@ TEST_F(TimelineTest, Malicious_NamesThatAreNotText) {
   timeline.NameTenant(TenantId{1}, "\xff\xfe\"<script>");
   timeline.Start(0);
   TraceEvent event = Op(1, 2);
-  const std::string name = "\x80" "quote\"backslash\\";
+  const std::string name =
+      "\x80"
+      "quote\"backslash\\";
   event.name = name.c_str();
   timeline.Add(event);
-  EXPECT_NO_THROW({ [[maybe_unused]] const json parsed = json::parse(timeline.Stop(5)->ToJson()); });
+  EXPECT_NO_THROW(
+      { [[maybe_unused]] const json parsed = json::parse(timeline.Stop(5)->ToJson()); });
 }
 
 }  // namespace

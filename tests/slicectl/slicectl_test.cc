@@ -20,7 +20,8 @@ TEST_F(SlicectlTest, Happy_EveryViewHasATableAndJson) {
     EXPECT_FALSE(table.output.empty());
     EXPECT_FALSE(daemon.CtlJson({what}).is_discarded()) << what;
     const Finished flag_first = daemon.Ctl({"--json", what});
-    EXPECT_FALSE(nlohmann::json::parse(flag_first.output, nullptr, false).is_discarded()) << flag_first.output;
+    EXPECT_FALSE(nlohmann::json::parse(flag_first.output, nullptr, false).is_discarded())
+        << flag_first.output;
   }
   EXPECT_EQ(daemon.CtlJson({"status"})["pid"], daemon.pid());
   EXPECT_EQ(daemon.CtlJson({"devices"})["devices"].size(), 2u);

@@ -1,11 +1,13 @@
-// fake-executor: speaks the protocols of slice-executor (zygote, executor.proto, both rings) without torch. Ops take no
-// time and compute nothing; outputs stay as they are. For tests of sliced that need a process which can die.
+// fake-executor: speaks the protocols of slice-executor (zygote, executor.proto, both rings)
+// without torch. Ops take no time and compute nothing; outputs stay as they are. For tests of
+// sliced that need a process which can die.
 //
 //   fake-executor --zygote [--control-fd N]
 //
-// Misbehaviour, by environment: FAKE_EXECUTOR_LOG=FILE appends one line per cold request. A template whose bytes hold
-// "fake:die" kills the process, "fake:refuse" is refused, "fake:hang" is never acknowledged; an op of a binding made of a
-// template with "fake:crash-op" kills the process, "fake:silent-op" is started and never finished.
+// Misbehaviour, by environment: FAKE_EXECUTOR_LOG=FILE appends one line per cold request. A
+// template whose bytes hold "fake:die" kills the process, "fake:refuse" is refused, "fake:hang" is
+// never acknowledged; an op of a binding made of a template with "fake:crash-op" kills the process,
+// "fake:silent-op" is started and never finished.
 #include <fcntl.h>
 #include <linux/sched.h>
 #include <poll.h>
@@ -58,7 +60,8 @@ class Executor {
       for (const Fd& event : device_events_) ClearEventFd(event);
       RunCommands();
       if (items[0].revents == 0) continue;
-      Result<server::Packet> packet = server::ReceivePacket(socket_, 4 << 20, server::kPacketFdsMax, true);
+      Result<server::Packet> packet =
+          server::ReceivePacket(socket_, 4 << 20, server::kPacketFdsMax, true);
       if (!packet.ok() || packet->end) return 0;
       proto::ExecutorRequest request;
       proto::ExecutorAck ack;
@@ -72,18 +75,22 @@ class Executor {
   }
 
  private:
-  Status Handle(const proto::ExecutorRequest& request, std::vector<Fd> fds, proto::ExecutorAck* ack) {
+  Status Handle(const proto::ExecutorRequest& request, std::vector<Fd> fds,
+                proto::ExecutorAck* ack) {
     switch (request.kind_case()) {
-      case proto::ExecutorRequest::kSetup: return Setup(request.setup(), std::move(fds));
-      case proto::ExecutorRequest::kAddTemplate: return AddTemplate(request.add_template(), fds);
+      case proto::ExecutorRequest::kSetup:
+        return Setup(request.setup(), std::move(fds));
+      case proto::ExecutorRequest::kAddTemplate:
+        return AddTemplate(request.add_template(), fds);
       case proto::ExecutorRequest::kAddSet:
         LogLine("add_set " + std::to_string(request.add_set().set_id()));
         if (static_cast<size_t>(request.add_set().domains_size()) != fds.size()) {
           return Error(StatusCode::kInvalid, "descriptors do not match the domains");
         }
         for (size_t i = 0; i < fds.size(); ++i) {
-          const Result<Mapping> mapped = Mapping::Map(fds[i], request.add_set().segment_bytes(),
-                                                      request.add_set().writable(static_cast<int>(i)));
+          const Result<Mapping> mapped =
+              Mapping::Map(fds[i], request.add_set().segment_bytes(),
+                           request.add_set().writable(static_cast<int>(i)));
           if (!mapped.ok()) return mapped.status();
         }
         return Status::Ok();
@@ -109,13 +116,15 @@ class Executor {
       case proto::ExecutorRequest::kDescribe:
         ack->set_description("fake");
         return Status::Ok();
-      default: return Error(StatusCode::kProtocol, "unknown request");
+      default:
+        return Error(StatusCode::kProtocol, "unknown request");
     }
   }
 
   Status Setup(const proto::ExecutorSetup& setup, std::vector<Fd> fds) {
     LogLine("setup");
-    if (fds.size() != 3 + static_cast<size_t>(setup.devices_size())) return Error(StatusCode::kInvalid, "descriptors");
+    if (fds.size() != 3 + static_cast<size_t>(setup.devices_size()))
+      return Error(StatusCode::kInvalid, "descriptors");
     const size_t bytes = RecordRing::MemoryBytes(setup.ring_capacity_bytes());
     SLICE_ASSIGN_OR_RETURN(command_memory_, Mapping::Map(fds[0], bytes, true));
     SLICE_ASSIGN_OR_RETURN(report_memory_, Mapping::Map(fds[1], bytes, true));
@@ -131,7 +140,9 @@ class Executor {
     if (fds.size() != 1) return Error(StatusCode::kInvalid, "no template");
     SLICE_ASSIGN_OR_RETURN(const Mapping bytes, Mapping::Map(fds[0], request.bytes(), false));
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), request.bytes());
-    const auto holds = [text](const char* word) { return text.find(word) != std::string_view::npos; };
+    const auto holds = [text](const char* word) {
+      return text.find(word) != std::string_view::npos;
+    };
     if (holds("fake:die")) ::_exit(9);
     if (holds("fake:hang")) ::pause();
     if (holds("fake:refuse")) return Error(StatusCode::kOpNotAllowed, "aten::evil is not allowed");
@@ -179,10 +190,11 @@ class Executor {
         const auto issue = Read<wire::Issue>(record);
         const uint32_t graph = template_of_instance_[issue.instance];
         if (crash_templates_.contains(graph)) ::raise(SIGKILL);
-        Report(wire::kStarted, wire::Started{issue.instance, issue.attempt, issue.op, now, issue.device, 0});
+        Report(wire::kStarted,
+               wire::Started{issue.instance, issue.attempt, issue.op, now, issue.device, 0});
         if (silent_templates_.contains(graph)) return;
-        return Report(wire::kFinished, wire::Finished{issue.instance, issue.attempt, issue.op, now, MonotonicNow(), 1000,
-                                                      64, issue.device, 0});
+        return Report(wire::kFinished, wire::Finished{issue.instance, issue.attempt, issue.op, now,
+                                                      MonotonicNow(), 1000, 64, issue.device, 0});
       }
       case wire::kRecall: {
         const auto recall = Read<wire::Recall>(record);  // ran long ago
@@ -195,18 +207,21 @@ class Executor {
       }
       case wire::kSend: {
         const auto send = Read<wire::TransferRef>(record);
-        return Report(wire::kTransferDone, wire::TransferDone{send.transfer, now, MonotonicNow(), 64, 0, 0});
+        return Report(wire::kTransferDone,
+                      wire::TransferDone{send.transfer, now, MonotonicNow(), 64, 0, 0});
       }
       case wire::kCancelTransfer: {
         const auto cancel = Read<wire::TransferRef>(record);
         return Report(wire::kTransferDone,
-                      wire::TransferDone{cancel.transfer, now, now, 0, static_cast<int32_t>(StatusCode::kCancelled), 0});
+                      wire::TransferDone{cancel.transfer, now, now, 0,
+                                         static_cast<int32_t>(StatusCode::kCancelled), 0});
       }
       case wire::kTensorCommandRun: {
         const auto command = Read<wire::TensorCommandRun>(record);
         return Report(wire::kCommandDone, wire::CommandDone{command.command, 0, 0});
       }
-      default: return;
+      default:
+        return;
     }
   }
 
@@ -223,7 +238,10 @@ class Executor {
 int RunZygote(int control_fd) {
   const Fd socket(control_fd);
   const wire::ZygoteHello hello{wire::kZygoteVersion, wire::kExecutorRingVersion};
-  if (!server::SendPacket(socket, std::string(reinterpret_cast<const char*>(&hello), sizeof hello), {}, false).ok()) return 1;
+  if (!server::SendPacket(socket, std::string(reinterpret_cast<const char*>(&hello), sizeof hello),
+                          {}, false)
+           .ok())
+    return 1;
   for (;;) {
     Result<server::Packet> packet = server::ReceivePacket(socket, 16, 1, false);
     if (!packet.ok() || packet->end || packet->fds.size() != 1) return 0;
@@ -239,7 +257,8 @@ int RunZygote(int control_fd) {
     const Fd owned(pidfd);
     const wire::ZygoteReply reply{pid, pid < 0 ? errno : 0};
     const std::string bytes(reinterpret_cast<const char*>(&reply), sizeof reply);
-    if (!server::SendPacket(socket, bytes, std::span(&pidfd, pid < 0 ? 0 : 1), false).ok()) return 1;
+    if (!server::SendPacket(socket, bytes, std::span(&pidfd, pid < 0 ? 0 : 1), false).ok())
+      return 1;
   }
 }
 

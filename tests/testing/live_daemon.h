@@ -1,5 +1,5 @@
-// LiveDaemon: a real sliced process on a socket in a fresh folder, and slicectl to look at it. For tests with real
-// processes. Binaries come from the build (compile definitions SLICED, SLICECTL).
+// LiveDaemon: a real sliced process on a socket in a fresh folder, and slicectl to look at it. For
+// tests with real processes. Binaries come from the build (compile definitions SLICED, SLICECTL).
 //
 // Threads: one. The daemon is stopped with SIGTERM by the destructor; nothing outlives the test.
 #pragma once
@@ -67,7 +67,8 @@ inline pid_t Spawn(std::vector<std::string> arguments, const std::string& output
   raw.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output_path.c_str(),
+                                     O_WRONLY | O_CREAT | O_TRUNC, 0600);
   ::posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
   pid_t pid = -1;
   SLICE_CHECK(::posix_spawn(&pid, raw[0], &actions, nullptr, raw.data(), environ) == 0, raw[0]);
@@ -76,8 +77,8 @@ inline pid_t Spawn(std::vector<std::string> arguments, const std::string& output
 }
 
 struct Finished {
-  int status = -1;      // exit status, or 1000 + signal
-  std::string output;   // both streams
+  int status = -1;     // exit status, or 1000 + signal
+  std::string output;  // both streams
 };
 inline int WaitFor(pid_t pid) {
   int status = 0;
@@ -89,11 +90,13 @@ inline int WaitFor(pid_t pid) {
 class LiveDaemon {
  public:
   explicit LiveDaemon(const std::string& executor, std::vector<std::string> more = {}) {
-    std::vector<std::string> arguments = {SLICED, "--socket", socket(), "--executor", executor, "--cpu-devices", "2",
-                                          "--pool", "64MiB", "--retained", "256MiB"};
+    std::vector<std::string> arguments = {SLICED,   "--socket",      socket(), "--executor",
+                                          executor, "--cpu-devices", "2",      "--pool",
+                                          "64MiB",  "--retained",    "256MiB"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     pid_ = Spawn(std::move(arguments), log_path());
-    const bool ready = Eventually([this] { return std::filesystem::exists(socket() + ".gmg") || HasEnded(); });
+    const bool ready =
+        Eventually([this] { return std::filesystem::exists(socket() + ".gmg") || HasEnded(); });
     SLICE_CHECK(ready && !HasEnded(), ReadWholeFile(log_path()).c_str());
   }
   LiveDaemon(const LiveDaemon&) = delete;
@@ -124,14 +127,16 @@ class LiveDaemon {
   nlohmann::json CtlJson(std::vector<std::string> arguments) const {
     arguments.push_back("--json");
     const Finished finished = Ctl(std::move(arguments));
-    return finished.status == 0 ? nlohmann::json::parse(finished.output, nullptr, false) : nlohmann::json();
+    return finished.status == 0 ? nlohmann::json::parse(finished.output, nullptr, false)
+                                : nlohmann::json();
   }
 
  private:
   bool HasEnded() {
     if (pid_ <= 0) return true;
     siginfo_t info{};
-    return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+    return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid != 0;
   }
 
   TempFolder folder_;

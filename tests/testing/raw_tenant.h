@@ -1,5 +1,6 @@
-// RawTenant: the tenant's end of the protocol with no manners: sends any bytes and descriptors, writes anything into its
-// ring. For Malicious_ tests of sliced. The polite methods exist to get into the state that a test then spoils.
+// RawTenant: the tenant's end of the protocol with no manners: sends any bytes and descriptors,
+// writes anything into its ring. For Malicious_ tests of sliced. The polite methods exist to get
+// into the state that a test then spoils.
 #pragma once
 
 #include <poll.h>
@@ -35,7 +36,8 @@ class RawTenant {
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
     socket_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    connected_ = ::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    connected_ =
+        ::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
   }
   bool connected() const { return connected_; }
 
@@ -51,7 +53,8 @@ class RawTenant {
   std::optional<proto::Reply> Receive() {
     fds_.clear();
     pollfd item{socket_.get(), POLLIN, 0};
-    SLICE_CHECK(::poll(&item, 1, static_cast<int>(kPatience / kMillisecond)) == 1, "sliced does not answer");
+    SLICE_CHECK(::poll(&item, 1, static_cast<int>(kPatience / kMillisecond)) == 1,
+                "sliced does not answer");
     Result<server::Packet> packet =
         server::ReceivePacket(socket_, wire::kControlMessageBytesMax, wire::kControlFdsMax, true);
     if (!packet.ok() || packet->end) return std::nullopt;
@@ -112,21 +115,28 @@ class RawTenant {
   }
   static Fd MemfdOf(const std::string& content) {
     Fd memfd = CreateMemfd("raw-bytes", content.size()).value();
-    SLICE_CHECK(::pwrite(memfd.get(), content.data(), content.size(), 0) == static_cast<ssize_t>(content.size()), "pwrite");
+    SLICE_CHECK(::pwrite(memfd.get(), content.data(), content.size(), 0) ==
+                    static_cast<ssize_t>(content.size()),
+                "pwrite");
     return memfd;
   }
 
   // ---- rings ----
   wire::SubmitSlot* slot(uint64_t index) {
-    return ring_.as<wire::SubmitSlot>(wire::kSlotsOffset + index % wire::kRingSlots * sizeof(wire::SubmitSlot));
+    return ring_.as<wire::SubmitSlot>(wire::kSlotsOffset +
+                                      index % wire::kRingSlots * sizeof(wire::SubmitSlot));
   }
-  wire::Argument* arguments(uint64_t offset) { return ring_.as<wire::Argument>(wire::kArgumentsOffset + offset); }
+  wire::Argument* arguments(uint64_t offset) {
+    return ring_.as<wire::Argument>(wire::kArgumentsOffset + offset);
+  }
   uint64_t tail() const { return tail_; }
   void PublishTail(uint64_t tail) {
     tail_ = tail;
-    std::atomic_ref<uint64_t>(*ring_.as<uint64_t>(wire::kSubmitTailOffset)).store(tail, std::memory_order_release);
+    std::atomic_ref<uint64_t>(*ring_.as<uint64_t>(wire::kSubmitTailOffset))
+        .store(tail, std::memory_order_release);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    const uint32_t sleeping = std::atomic_ref<uint32_t>(*daemon_ring_.as<uint32_t>(wire::kDaemonSleepingOffset)).load();
+    const uint32_t sleeping =
+        std::atomic_ref<uint32_t>(*daemon_ring_.as<uint32_t>(wire::kDaemonSleepingOffset)).load();
     if (sleeping != 0) SignalEventFd(submit_event_);
   }
   void Push(const wire::SubmitSlot& value) {
@@ -136,7 +146,8 @@ class RawTenant {
   void Submit(uint64_t cookie, uint64_t binding, std::span<const wire::Argument> args) {
     const uint64_t offset = tail_ % wire::kRingSlots * 1024;
     SLICE_CHECK(args.size_bytes() <= 1024, "arguments");
-    std::memcpy(ring_.data() + wire::kArgumentsOffset + offset, args.data(), args.size_bytes());
+    if (!args.empty())
+      std::memcpy(ring_.data() + wire::kArgumentsOffset + offset, args.data(), args.size_bytes());
     wire::SubmitSlot value{};
     value.cookie = cookie;
     value.binding = binding;
@@ -152,7 +163,8 @@ class RawTenant {
   std::optional<wire::CompletionSlot> WaitCompletion(bool consume = true) {
     const TimeNs end = MonotonicNow() + kPatience;
     while (!CompletionWaits()) {
-      pollfd items[2] = {{completion_event_.get(), POLLIN, 0}, {socket_.get(), POLLIN | POLLRDHUP, 0}};
+      pollfd items[2] = {{completion_event_.get(), POLLIN, 0},
+                         {socket_.get(), POLLIN | POLLRDHUP, 0}};
       ::poll(items, 2, 1000);
       if (items[0].revents != 0) ClearEventFd(completion_event_);
       if (items[1].revents != 0 && !CompletionWaits()) return std::nullopt;
@@ -165,15 +177,17 @@ class RawTenant {
     return value;
   }
   void PublishConsumed(uint64_t head) {
-    std::atomic_ref<uint64_t>(*ring_.as<uint64_t>(wire::kCompletionHeadOffset)).store(head, std::memory_order_release);
+    std::atomic_ref<uint64_t>(*ring_.as<uint64_t>(wire::kCompletionHeadOffset))
+        .store(head, std::memory_order_release);
   }
   uint64_t SubmitHead() const {
-    return std::atomic_ref<uint64_t>(*daemon_ring_.as<uint64_t>(wire::kSubmitHeadOffset)).load(std::memory_order_acquire);
+    return std::atomic_ref<uint64_t>(*daemon_ring_.as<uint64_t>(wire::kSubmitHeadOffset))
+        .load(std::memory_order_acquire);
   }
 
   const Fd& socket() const { return socket_; }
   void CloseSocket() { socket_.Close(); }
-  std::vector<Fd>& fds() { return fds_; }       // of the last reply
+  std::vector<Fd>& fds() { return fds_; }  // of the last reply
   const Fd& submit_event() const { return submit_event_; }
   const Fd& completion_event() const { return completion_event_; }
   const Fd& daemon_fd() const { return daemon_fd_; }

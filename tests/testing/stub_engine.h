@@ -1,5 +1,5 @@
-// StubEngine: an engine::Engine that schedules nothing, for tests of the shell around it. It records what it is told and
-// completes submits at once unless told to hold them.
+// StubEngine: an engine::Engine that schedules nothing, for tests of the shell around it. It
+// records what it is told and completes submits at once unless told to hold them.
 //
 // Threads: the engine thread, like the real one; tests look at the atomics of Control.
 #pragma once
@@ -19,9 +19,11 @@ namespace slice::testing {
 class StubEngine final : public engine::Engine {
  public:
   struct Control {
-    std::atomic<bool> hold{false};            // keep requests in flight
-    std::atomic<bool> keep_tenants{false};    // TenantGone stays false
-    std::atomic<uint64_t> submits{0}, commands{0}, sequences{0}, closed{0}, cancels{0}, losses{0}, readies{0}, given_up{0};
+    std::atomic<bool> hold{false};                // keep requests in flight
+    std::atomic<bool> keep_tenants{false};        // TenantGone stays false
+    std::atomic<uint32_t> tenants_json_bytes{0};  // pad TenantsJson to more than this
+    std::atomic<uint64_t> submits{0}, commands{0}, sequences{0}, closed{0}, cancels{0}, losses{0},
+        readies{0}, given_up{0};
     std::atomic<uint64_t> tenants{0}, sets{0}, bindings{0}, templates{0};
     std::atomic<int64_t> last_deadline{0};
     std::atomic<int> last_class{-1};
@@ -40,7 +42,9 @@ class StubEngine final : public engine::Engine {
     std::erase_if(bindings_, [&](const auto& item) { return item.second.tenant == tenant; });
     Publish();
   }
-  bool TenantGone(TenantId tenant) const override { return !tenants_.contains(tenant.value) && !control_->keep_tenants; }
+  bool TenantGone(TenantId tenant) const override {
+    return !tenants_.contains(tenant.value) && !control_->keep_tenants;
+  }
   Status AddTemplate(TemplateId id, std::shared_ptr<const graph::Template> graph) override {
     templates_[id.value] = std::move(graph);
     Publish();
@@ -48,7 +52,8 @@ class StubEngine final : public engine::Engine {
   }
   Status RemoveTemplate(TemplateId id) override {
     for (const auto& [binding, config] : bindings_) {
-      if (config.graph == id) return Error(StatusCode::kStale, "template %u is used by binding %u", id.value, binding);
+      if (config.graph == id)
+        return Error(StatusCode::kStale, "template %u is used by binding %u", id.value, binding);
     }
     templates_.erase(id.value);
     Publish();
@@ -56,7 +61,8 @@ class StubEngine final : public engine::Engine {
   }
   Status AddTensorSet(const engine::TensorSetConfig& set, TimeNs) override {
     for (const auto& tensor : set.tensors) {
-      if (tensor.bytes > (int64_t{1} << 40)) return Error(StatusCode::kQuota, "tensor '%s' is too large", tensor.name.c_str());
+      if (tensor.bytes > (int64_t{1} << 40))
+        return Error(StatusCode::kQuota, "tensor '%s' is too large", tensor.name.c_str());
     }
     sets_[set.id.value] = set.tenant.value;
     Publish();
@@ -69,22 +75,26 @@ class StubEngine final : public engine::Engine {
   }
   bool TensorSetGone(TensorSetId set) const override { return !sets_.contains(set.value); }
   Status Replicate(TensorSetId set, DomainIndex, TimeNs) override {
-    return sets_.contains(set.value) ? Status::Ok() : Error(StatusCode::kStale, "no set %u", set.value);
+    return sets_.contains(set.value) ? Status::Ok()
+                                     : Error(StatusCode::kStale, "no set %u", set.value);
   }
   bool ReplicasReady(TensorSetId, DomainIndex) const override { return !control_->hold; }
   Status AddBinding(const engine::BindingConfig& binding) override {
-    if (!templates_.contains(binding.graph.value)) return Error(StatusCode::kInternal, "unknown template");
+    if (!templates_.contains(binding.graph.value))
+      return Error(StatusCode::kInternal, "unknown template");
     bindings_[binding.id.value] = binding;
     Publish();
     return Status::Ok();
   }
   Status RemoveBinding(BindingId binding) override {
-    if (bindings_.erase(binding.value) == 0) return Error(StatusCode::kStale, "no binding %u", binding.value);
+    if (bindings_.erase(binding.value) == 0)
+      return Error(StatusCode::kStale, "no binding %u", binding.value);
     Publish();
     return Status::Ok();
   }
   Status SetPolicy(std::string_view name, TimeNs) override {
-    if (name != "slice" && name != "fifo") return Error(StatusCode::kInvalid, "no such policy; there are: slice, fifo");
+    if (name != "slice" && name != "fifo")
+      return Error(StatusCode::kInvalid, "no such policy; there are: slice, fifo");
     policy_ = name;
     return Status::Ok();
   }
@@ -101,7 +111,8 @@ class StubEngine final : public engine::Engine {
   void CloseSequence(TenantId, uint64_t, TimeNs) override { ++control_->closed; }
   void Cancel(TenantId tenant, uint64_t cookie, TimeNs now) override {
     ++control_->cancels;
-    if (held_.erase({tenant.value, cookie}) != 0) Complete(tenant, cookie, StatusCode::kCancelled, now, "cancelled");
+    if (held_.erase({tenant.value, cookie}) != 0)
+      Complete(tenant, cookie, StatusCode::kCancelled, now, "cancelled");
   }
   void Handle(const engine::TensorCommand& command, TimeNs now) override {
     ++control_->commands;
@@ -124,7 +135,10 @@ class StubEngine final : public engine::Engine {
   std::string policy_name() const override { return policy_; }
   std::string StatusJson(TimeNs) const override { return "{\"stub\":true}"; }
   std::string DevicesJson(TimeNs) const override { return "{\"devices\":[]}"; }
-  std::string TenantsJson(TimeNs) const override { return "{\"tenants\":[]}"; }
+  std::string TenantsJson(TimeNs) const override {
+    return "{\"tenants\":[],\"padding\":\"" + std::string(control_->tenants_json_bytes, 'x') +
+           "\"}";
+  }
 
  private:
   void Finish(TenantId tenant, uint64_t cookie, TimeNs now) {
@@ -134,7 +148,8 @@ class StubEngine final : public engine::Engine {
       Complete(tenant, cookie, StatusCode::kOk, now, "");
     }
   }
-  void Complete(TenantId tenant, uint64_t cookie, StatusCode code, TimeNs now, const std::string& text) {
+  void Complete(TenantId tenant, uint64_t cookie, StatusCode code, TimeNs now,
+                const std::string& text) {
     wire::CompletionSlot slot{};
     slot.cookie = cookie;
     slot.status = static_cast<int32_t>(code);

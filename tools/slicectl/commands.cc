@@ -20,9 +20,18 @@ using nlohmann::json;
 
 enum What : uint32_t { kStatus = 0, kDevices = 1, kTenants = 2 };
 
-Result<proto::Reply> Ask(const Context& context, proto::Request request, std::span<const int> fds = {}) {
+Result<proto::Reply> Ask(const Context& context, proto::Request request,
+                         std::span<const int> fds = {}) {
   SLICE_ASSIGN_OR_RETURN(const auto channel, client::ControlChannel::Connect(context.socket_path));
-  return channel->Call(std::move(request), fds);
+  std::vector<Fd> reply_fds;
+  SLICE_ASSIGN_OR_RETURN(proto::Reply reply, channel->Call(std::move(request), fds, &reply_fds));
+  if (reply_fds.size() == 1 && reply.has_body()) {
+    // A text too long for a message comes as a memfd of exactly that text.
+    SLICE_ASSIGN_OR_RETURN(const size_t bytes, CheckForeignMemfd(reply_fds[0], 1));
+    SLICE_ASSIGN_OR_RETURN(const Mapping text, Mapping::Map(reply_fds[0], bytes, false));
+    reply.mutable_body()->set_text(reinterpret_cast<const char*>(text.data()), bytes);
+  }
+  return reply;
 }
 
 Result<json> AskStatus(const Context& context, What what) {
@@ -30,7 +39,8 @@ Result<json> AskStatus(const Context& context, What what) {
   request.mutable_status()->set_what(what);
   SLICE_ASSIGN_OR_RETURN(const proto::Reply reply, Ask(context, std::move(request)));
   json parsed = json::parse(reply.body().text(), nullptr, false);
-  if (!parsed.is_object()) return Error(StatusCode::kProtocol, "sliced answered with something that is no JSON object");
+  if (!parsed.is_object())
+    return Error(StatusCode::kProtocol, "sliced answered with something that is no JSON object");
   return parsed;
 }
 
@@ -51,8 +61,12 @@ int64_t Number(const json& object, const char* key) {
   return found == object.end() || !found->is_number() ? 0 : found->get<int64_t>();
 }
 std::string Bytes(const json& object, const char* key) { return FormatBytes(Number(object, key)); }
-std::string Duration(const json& object, const char* key) { return FormatDuration(Number(object, key)); }
-std::string Pretty(const json& object) { return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n"; }
+std::string Duration(const json& object, const char* key) {
+  return FormatDuration(Number(object, key));
+}
+std::string Pretty(const json& object) {
+  return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
 
 // What a policy, or a timeline's start or mark, answers.
 std::string Done(const Context& context, const json& object, const std::string& sentence) {
@@ -87,18 +101,21 @@ Result<std::string> DaemonStatus(const Context& context) {
 Result<std::string> Devices(const Context& context) {
   SLICE_ASSIGN_OR_RETURN(const json answer, AskStatus(context, kDevices));
   if (context.json) return Pretty(answer.contains("devices") ? answer : json{{"devices", answer}});
-  Table devices({"DEVICE", "DOMAIN", "RUNNING", "ELAPSED>", "ISSUED>", "PLACED>", "DONE>", "BUSY>", "CPU>", "ONLINE"});
+  Table devices({"DEVICE", "DOMAIN", "RUNNING", "ELAPSED>", "ISSUED>", "PLACED>", "DONE>", "BUSY>",
+                 "CPU>", "ONLINE"});
   for (const json& device : answer.value("devices", json::array())) {
     const json running = device.value("running", json::object());
-    devices.Add({Text(device, "name"), Text(device, "domain"), Text(running, "name"), Duration(running, "elapsed_ns"),
-                 Text(device, "issued"), Text(device, "placed"), Text(device, "ops_done"), Duration(device, "busy_ns"),
-                 Duration(device, "cpu_ns"), Text(device, "hosts_online")});
+    devices.Add({Text(device, "name"), Text(device, "domain"), Text(running, "name"),
+                 Duration(running, "elapsed_ns"), Text(device, "issued"), Text(device, "placed"),
+                 Text(device, "ops_done"), Duration(device, "busy_ns"), Duration(device, "cpu_ns"),
+                 Text(device, "hosts_online")});
   }
   Table domains({"DOMAIN", "POOL>", "LANE>", "RESERVED>", "GRANTED>", "FREE>", "RETAINED>", "OF>"});
   for (const json& domain : answer.value("domains", json::array())) {
     domains.Add({Text(domain, "name"), Bytes(domain, "pool_bytes"), Bytes(domain, "lane_bytes"),
-                 Bytes(domain, "reserved_bytes"), Bytes(domain, "granted_bytes"), Bytes(domain, "pool_free_bytes"),
-                 Bytes(domain, "retained_bytes"), Bytes(domain, "retained_bytes_max")});
+                 Bytes(domain, "reserved_bytes"), Bytes(domain, "granted_bytes"),
+                 Bytes(domain, "pool_free_bytes"), Bytes(domain, "retained_bytes"),
+                 Bytes(domain, "retained_bytes_max")});
   }
   return devices.Render() + "\n" + domains.Render();
 }
@@ -106,13 +123,15 @@ Result<std::string> Devices(const Context& context) {
 Result<std::string> Tenants(const Context& context) {
   SLICE_ASSIGN_OR_RETURN(const json answer, AskStatus(context, kTenants));
   if (context.json) return Pretty(answer);
-  Table table({"SESSION>", "NAME", "UID>", "PID>", "CLASS", "WEIGHT>", "HOME", "RUNNING>", "WAITING>", "PARKED>", "SUBMITS>",
-               "DONE>", "POOL>", "RETAINED>"});
+  Table table({"SESSION>", "NAME", "UID>", "PID>", "CLASS", "WEIGHT>", "HOME", "RUNNING>",
+               "WAITING>", "PARKED>", "SUBMITS>", "DONE>", "POOL>", "RETAINED>"});
   for (const json& tenant : answer.value("tenants", json::array())) {
-    table.Add({Text(tenant, "tenant"), Text(tenant, "name"), Text(tenant, "uid"), Text(tenant, "pid"), Text(tenant, "class"),
-               Text(tenant, "weight"), Text(tenant, "home"), Text(tenant, "instances_running"),
-               Text(tenant, "instances_waiting"), Text(tenant, "instances_parked"), Text(tenant, "submits"),
-               Text(tenant, "completions"), Bytes(tenant, "pool_bytes"), Bytes(tenant, "retained_bytes")});
+    table.Add({Text(tenant, "tenant"), Text(tenant, "name"), Text(tenant, "uid"),
+               Text(tenant, "pid"), Text(tenant, "class"), Text(tenant, "weight"),
+               Text(tenant, "home"), Text(tenant, "instances_running"),
+               Text(tenant, "instances_waiting"), Text(tenant, "instances_parked"),
+               Text(tenant, "submits"), Text(tenant, "completions"), Bytes(tenant, "pool_bytes"),
+               Bytes(tenant, "retained_bytes")});
   }
   return table.size() == 0 ? std::string("no sessions\n") : table.Render();
 }
@@ -122,7 +141,8 @@ Result<std::string> Graphs(const Context& context, bool with_ops) {
   const gmg::Reader& reader = access.reader();
   if (context.json) {
     const json whole = json::parse(reader.GraphsJson(with_ops), nullptr, false);
-    if (whole.is_discarded()) return Error(StatusCode::kInternal, "the GMG reader made text that is no JSON");
+    if (whole.is_discarded())
+      return Error(StatusCode::kInternal, "the GMG reader made text that is no JSON");
     return Pretty(whole);
   }
   std::vector<gmg::TemplateView> templates = reader.Templates();
@@ -133,30 +153,36 @@ Result<std::string> Graphs(const Context& context, bool with_ops) {
     return nullptr;
   };
   const int64_t now = MonotonicNow();
-  Table instances({"INSTANCE>", "STATE", "TENANT>", "CLASS", "GRAPH", "SEQUENCE>", "DONE>", "OPS>", "FRONTIER", "AGE>",
-                   "DEADLINE IN>"});
+  Table instances({"INSTANCE>", "STATE", "TENANT>", "CLASS", "GRAPH", "SEQUENCE>", "DONE>", "OPS>",
+                   "FRONTIER", "AGE>", "DEADLINE IN>"});
   Table ops({"INSTANCE>", "OP>", "NAME", "STATE", "DEVICE>", "PENDING>", "DURATION>", "START IN>"});
   for (const gmg::InstanceView& item : reader.Instances()) {
     const gmg::TemplateView* graph = template_of(item.template_id);
-    instances.Add({std::to_string(item.id), std::string(gmg::InstanceStateName(item.state)), std::to_string(item.tenant),
-                   item.online ? "online" : "offline", graph == nullptr ? "-" : graph->name,
-                   std::to_string(item.sequence_id), std::to_string(item.ops_done), std::to_string(item.ops.size()),
-                   std::to_string(item.frontier_scheduled) + "/" + std::to_string(item.frontier_unscheduled),
-                   FormatDuration(now - item.submit_ns),
-                   item.deadline_ns == 0 || item.deadline_ns == kNever ? "-" : FormatDuration(item.deadline_ns - now)});
+    instances.Add(
+        {std::to_string(item.id), std::string(gmg::InstanceStateName(item.state)),
+         std::to_string(item.tenant), item.online ? "online" : "offline",
+         graph == nullptr ? "-" : graph->name, std::to_string(item.sequence_id),
+         std::to_string(item.ops_done), std::to_string(item.ops.size()),
+         std::to_string(item.frontier_scheduled) + "/" + std::to_string(item.frontier_unscheduled),
+         FormatDuration(now - item.submit_ns),
+         item.deadline_ns == 0 || item.deadline_ns == kNever
+             ? "-"
+             : FormatDuration(item.deadline_ns - now)});
     for (size_t op = 0; with_ops && op < item.ops.size(); ++op) {
       const gmg::OpView& view = item.ops[op];
       const bool has_name = graph != nullptr && op < graph->group_names.size();
       ops.Add({std::to_string(item.id), std::to_string(op), has_name ? graph->group_names[op] : "-",
-               std::string(gmg::OpStateName(view.state)), view.device == kNoDevice ? "-" : std::to_string(view.device),
+               std::string(gmg::OpStateName(view.state)),
+               view.device == kNoDevice ? "-" : std::to_string(view.device),
                std::to_string(view.pending), FormatDuration(view.duration_ns),
                view.predicted_start_ns == 0 ? "-" : FormatDuration(view.predicted_start_ns - now)});
     }
   }
-  std::string text = "sliced " + std::to_string(reader.daemon_pid()) + ", policy " + reader.policy() + ", written " +
-                     FormatDuration(now - reader.updated_ns()) + " ago, " + std::to_string(templates.size()) + " graphs, " +
-                     std::to_string(reader.Sequences().size()) + " sequences, " + std::to_string(reader.Transfers().size()) +
-                     " transfers\n";
+  std::string text = "sliced " + std::to_string(reader.daemon_pid()) + ", policy " +
+                     reader.policy() + ", written " + FormatDuration(now - reader.updated_ns()) +
+                     " ago, " + std::to_string(templates.size()) + " graphs, " +
+                     std::to_string(reader.Sequences().size()) + " sequences, " +
+                     std::to_string(reader.Transfers().size()) + " transfers\n";
   text += instances.size() == 0 ? "no instances\n" : "\n" + instances.Render();
   if (ops.size() != 0) text += "\n" + ops.Render();
   return text;
@@ -167,22 +193,26 @@ Result<std::string> Explain(const Context& context, size_t newest_max) {
   const gmg::Reader& reader = access.reader();
   if (context.json) {
     const json whole = json::parse(reader.DecisionsJson(newest_max), nullptr, false);
-    if (whole.is_discarded()) return Error(StatusCode::kInternal, "the GMG reader made text that is no JSON");
+    if (whole.is_discarded())
+      return Error(StatusCode::kInternal, "the GMG reader made text that is no JSON");
     return Pretty(whole);
   }
   const int64_t now = MonotonicNow();
-  Table table({"DECISION>", "AGO>", "INSTANCE>", "CLASS", "OPS", "CANDIDATE", "CHOSEN", "FEASIBLE", "LATENESS>",
-               "ONLINE ADDED>", "FINISH>", "BYTES MOVED>"});
+  Table table({"DECISION>", "AGO>", "INSTANCE>", "CLASS", "OPS", "CANDIDATE", "CHOSEN", "FEASIBLE",
+               "LATENESS>", "ONLINE ADDED>", "FINISH>", "BYTES MOVED>"});
   for (const gmg::DecisionView& decision : reader.Decisions(newest_max)) {
     bool is_first = true;
     for (const gmg::CandidateView& item : decision.candidates) {
-      table.Add({is_first ? std::to_string(decision.number) : "", is_first ? FormatDuration(now - decision.time_ns) : "",
-                 is_first ? std::to_string(decision.instance) : "", is_first ? (decision.online ? "online" : "offline") : "",
-                 is_first ? std::to_string(decision.op) + "+" + std::to_string(decision.op_count) : "",
-                 item.defer ? "defer" : "device " + std::to_string(item.device), item.chosen ? "yes" : "",
-                 item.feasible ? "yes" : "no", std::to_string(item.lateness_bucket),
-                 std::to_string(item.online_added_bucket), FormatDuration(item.batch_finish_ns - decision.time_ns),
-                 FormatBytes(item.bytes_moved)});
+      table.Add(
+          {is_first ? std::to_string(decision.number) : "",
+           is_first ? FormatDuration(now - decision.time_ns) : "",
+           is_first ? std::to_string(decision.instance) : "",
+           is_first ? (decision.online ? "online" : "offline") : "",
+           is_first ? std::to_string(decision.op) + "+" + std::to_string(decision.op_count) : "",
+           item.defer ? "defer" : "device " + std::to_string(item.device), item.chosen ? "yes" : "",
+           item.feasible ? "yes" : "no", std::to_string(item.lateness_bucket),
+           std::to_string(item.online_added_bucket),
+           FormatDuration(item.batch_finish_ns - decision.time_ns), FormatBytes(item.bytes_moved)});
       is_first = false;
     }
   }
@@ -209,11 +239,14 @@ Result<std::string> TimelineStart(const Context& context) {
   return Done(context, {{"recording", true}}, "recording; `slicectl timeline stop FILE` ends it");
 }
 
-// The file is opened here, with the caller's rights; sliced only gets the descriptor. It takes its name when it is whole.
+// The file is opened here, with the caller's rights; sliced only gets the descriptor. It takes its
+// name when it is whole.
 Result<std::string> TimelineStop(const Context& context, const std::string& path) {
   const std::string partial = path + ".partial";
-  const Fd file(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (!file.valid()) return ErrnoError(StatusCode::kInvalid, errno, "cannot write '%s'", partial.c_str());
+  const Fd file(
+      ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (!file.valid())
+    return ErrnoError(StatusCode::kInvalid, errno, "cannot write '%s'", partial.c_str());
   proto::Request request;
   request.mutable_timeline()->set_action(1);
   request.mutable_timeline()->set_path(path);
@@ -224,14 +257,18 @@ Result<std::string> TimelineStop(const Context& context, const std::string& path
     return reply.status();
   }
   if (std::rename(partial.c_str(), path.c_str()) != 0) {
-    return ErrnoError(StatusCode::kInvalid, errno, "cannot rename '%s' to '%s'", partial.c_str(), path.c_str());
+    return ErrnoError(StatusCode::kInvalid, errno, "cannot rename '%s' to '%s'", partial.c_str(),
+                      path.c_str());
   }
   json summary = json::parse(reply->body().text(), nullptr, false);
   if (!summary.is_object()) summary = json::object();
   summary["file"] = path;
-  const std::string dropped = Number(summary, "dropped") == 0 ? "" : ", " + Text(summary, "dropped") + " dropped";
-  return Done(context, summary, path + ": " + Text(summary, "events") + " events in " + Duration(summary, "duration_ns") +
-                                    dropped + "; open it in ui.perfetto.dev or chrome://tracing");
+  const std::string dropped =
+      Number(summary, "dropped") == 0 ? "" : ", " + Text(summary, "dropped") + " dropped";
+  return Done(context, summary,
+              path + ": " + Text(summary, "events") + " events in " +
+                  Duration(summary, "duration_ns") + dropped +
+                  "; open it in ui.perfetto.dev or chrome://tracing");
 }
 
 Result<std::string> TimelineMark(const Context& context, const std::string& label) {

@@ -1,6 +1,7 @@
 // What slicectl can be asked. Each returns the text for standard output.
 //
-// Threads: one. Blocks: for the daemon's answer, except Graphs and Explain, which read shared memory.
+// Threads: one. Blocks: for the daemon's answer, except Graphs and Explain, which read shared
+// memory.
 #pragma once
 
 #include <string>

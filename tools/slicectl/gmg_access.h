@@ -1,6 +1,6 @@
-// The daemon's GMG segment, mapped read-only: works while sliced is stopped, because nobody is asked.
-// The note `<socket>.gmg` says where the segment is (daemon/server/gmg_segment.h); /proc lets root and the daemon's own
-// user open it.
+// The daemon's GMG segment, mapped read-only: works while sliced is stopped, because nobody is
+// asked. The note `<socket>.gmg` says where the segment is (daemon/server/gmg_segment.h); /proc
+// lets root and the daemon's own user open it.
 #pragma once
 
 #include <string>
@@ -18,7 +18,8 @@ class GmgAccess {
   const gmg::Reader& reader() const { return reader_; }
 
  private:
-  GmgAccess(Mapping mapping, gmg::Reader reader) : mapping_(std::move(mapping)), reader_(std::move(reader)) {}
+  GmgAccess(Mapping mapping, gmg::Reader reader)
+      : mapping_(std::move(mapping)), reader_(std::move(reader)) {}
   Mapping mapping_;
   gmg::Reader reader_;
 };

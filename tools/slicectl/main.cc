@@ -19,34 +19,41 @@ int main(int argc, char** argv) {
   CLI::App app{"slicectl: inspects and controls the scheduler daemon sliced"};
   app.require_subcommand(1);
   app.fallthrough();  // options may follow the command
-  app.add_option("--socket", socket, "Control socket; default: $SLICE_SOCKET, else /run/slicescheduler/sliced.sock");
+  app.add_option("--socket", socket,
+                 "Control socket; default: $SLICE_SOCKET, else /run/slicescheduler/sliced.sock");
   app.add_flag("--json", context.json, "Print JSON");
-  const auto command = [&](CLI::App* parent, const char* name, const char* help, std::function<Answer()> action) {
+  const auto command = [&](CLI::App* parent, const char* name, const char* help,
+                           std::function<Answer()> action) {
     CLI::App* made = parent->add_subcommand(name, help);
     made->fallthrough();
     made->callback([&run, action = std::move(action)] { run = action; });
     return made;
   };
-  command(&app, "status", "Daemon, executor, scheduler at a glance", [&] { return ctl::DaemonStatus(context); });
+  command(&app, "status", "Daemon, executor, scheduler at a glance",
+          [&] { return ctl::DaemonStatus(context); });
   command(&app, "devices", "Devices and memory domains", [&] { return ctl::Devices(context); });
   command(&app, "tenants", "Sessions and what they hold", [&] { return ctl::Tenants(context); });
   command(&app, "graphs", "Live instances, read from shared memory (works while sliced is stopped)",
           [&] { return ctl::Graphs(context, with_ops); })
       ->add_flag("--ops", with_ops, "Every op of every instance");
-  command(&app, "explain", "The last placement decisions: candidates and scores",
-          [&] { return ctl::Explain(context, newest_max); })
-      ->add_option("-n,--count", newest_max, "How many, newest first");
-  CLI::App* policy = app.add_subcommand("policy", "Scheduling policy")->require_subcommand(1)->fallthrough();
+  command(&app, "explain", "The last placement decisions: candidates and scores", [&] {
+    return ctl::Explain(context, newest_max);
+  })->add_option("-n,--count", newest_max, "How many, newest first");
+  CLI::App* policy =
+      app.add_subcommand("policy", "Scheduling policy")->require_subcommand(1)->fallthrough();
   command(policy, "get", "Print its name", [&] { return ctl::PolicyGet(context); });
   command(policy, "set", "Switch to another one", [&] { return ctl::PolicySet(context, text); })
       ->add_option("NAME", text, "slice, pin, greedy-eft, fifo, priority, ...")
       ->required();
-  CLI::App* timeline = app.add_subcommand("timeline", "Record what runs when")->require_subcommand(1)->fallthrough();
+  CLI::App* timeline =
+      app.add_subcommand("timeline", "Record what runs when")->require_subcommand(1)->fallthrough();
   command(timeline, "start", "Start recording", [&] { return ctl::TimelineStart(context); });
-  command(timeline, "stop", "Stop, and write Chrome/Perfetto trace JSON", [&] { return ctl::TimelineStop(context, text); })
+  command(timeline, "stop", "Stop, and write Chrome/Perfetto trace JSON",
+          [&] { return ctl::TimelineStop(context, text); })
       ->add_option("FILE", text, "Where to")
       ->required();
-  command(timeline, "mark", "Put a label into the recording", [&] { return ctl::TimelineMark(context, text); })
+  command(timeline, "mark", "Put a label into the recording",
+          [&] { return ctl::TimelineMark(context, text); })
       ->add_option("LABEL", text, "Text")
       ->required();
   CLI11_PARSE(app, argc, argv);

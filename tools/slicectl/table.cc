@@ -20,8 +20,11 @@ std::string Clean(std::string cell) {
 
 std::string Number(double value, const char* unit) {
   char text[48];
-  std::snprintf(text, sizeof text, std::abs(value) < 10 ? "%.2f %s" : std::abs(value) < 100 ? "%.1f %s" : "%.0f %s", value,
-                unit);
+  std::snprintf(text, sizeof text,
+                std::abs(value) < 10    ? "%.2f %s"
+                : std::abs(value) < 100 ? "%.1f %s"
+                                        : "%.0f %s",
+                value, unit);
   return text;
 }
 

@@ -21,7 +21,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-std::string FormatBytes(int64_t bytes);      // "1.5 GiB"
-std::string FormatDuration(int64_t ns);      // "12.3 ms"; "-" for 0
+std::string FormatBytes(int64_t bytes);  // "1.5 GiB"
+std::string FormatDuration(int64_t ns);  // "12.3 ms"; "-" for 0
 
 }  // namespace slice::slicectl
