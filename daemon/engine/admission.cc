@@ -1,4 +1,5 @@
-// Life of an instance: checked, queued, started when all its memory is reserved at once, completed, ended.
+// Life of an instance: checked, queued, started when all its memory is reserved at once, completed,
+// ended.
 #include <algorithm>
 
 #include "daemon/engine/engine_impl.h"
@@ -13,9 +14,6 @@ namespace {
 constexpr uint32_t kNoOp = 0xffffffff;
 constexpr uint32_t kSlotBits = 20;
 long long Number(int64_t n) { return static_cast<long long>(n); }
-bool Overlap(const wire::ArenaRange& a, const wire::ArenaRange& b) {
-  return a.bytes > 0 && b.bytes > 0 && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
-}
 }  // namespace
 
 Instance* EngineImpl::FindInstance(uint64_t id) const {
@@ -25,227 +23,16 @@ Instance* EngineImpl::FindInstance(uint64_t id) const {
   return instance->phase != Phase::kFree && instance->id.value == id ? instance : nullptr;
 }
 
-void EngineImpl::CompleteCookie(Tenant* tenant, const wire::CompletionSlot& completion, const std::string& text) {
+void EngineImpl::CompleteCookie(Tenant* tenant, const wire::CompletionSlot& completion,
+                                const std::string& text) {
   ++tenant->completions;
   ++counters_.completions;
   if (completion.status != SLICE_OK) ++counters_.failures;
   if (!tenant->removing) sink_->Complete(tenant->config.id, completion, text);
 }
 
-void EngineImpl::Refuse(Tenant* tenant, uint64_t cookie, const Status& status, TimeNs now) {
-  ++counters_.refused;
-  wire::CompletionSlot completion{};
-  completion.cookie = cookie;
-  completion.status = static_cast<int32_t>(status.code());
-  completion.failed_op = kNoOp;
-  completion.submit_ns = now;
-  CompleteCookie(tenant, completion, status.text());
-}
-
-Status EngineImpl::CheckRanges(const Tenant& tenant, std::span<const wire::ArenaRange> outputs) const {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const auto refuse = [&](const char* what) {
-      return Error(StatusCode::kBounds, "output slot %zu at offset %llu, %llu bytes, overlaps %s; wait for its completion or use another slot",
-                   i, static_cast<unsigned long long>(outputs[i].offset), static_cast<unsigned long long>(outputs[i].bytes), what);
-    };
-    for (size_t j = 0; j < i; ++j) {
-      if (Overlap(outputs[i], outputs[j])) return refuse("another output of the same submit");
-    }
-    for (const Instance* const live : tenant.instances) {
-      if (live->completed) continue;
-      for (const wire::ArenaRange& other : live->outputs) {
-        if (Overlap(outputs[i], other)) return refuse("an output of a submit in flight");
-      }
-    }
-    for (const Command* const command : tenant.commands) {
-      const bool writes = command->kind == wire::kTensorRead && !command->completed;
-      if (writes && Overlap(outputs[i], command->range)) return refuse("a tensor read in flight");
-    }
-  }
-  return Status::Ok();
-}
-
-Status EngineImpl::CheckSubmit(Tenant* tenant, const Submit& submit, Binding** found_binding, Sequence** found_sequence) {
-  if (given_up_) return Error(StatusCode::kExecutorLost, "the executor is down and could not be restarted; try again later");
-  if (tenant->instances.size() + tenant->commands.size() >= config_.tenant_queue_max) {
-    return Error(StatusCode::kWouldBlock, "%zu submits are in flight, the limit is %u; wait for a completion",
-                 tenant->instances.size() + tenant->commands.size(), config_.tenant_queue_max);
-  }
-  const auto binding = bindings_.find(submit.binding);
-  if (binding == bindings_.end() || binding->second->removing || binding->second->tenant != tenant) {
-    return Error(StatusCode::kStale, "binding %u is gone", submit.binding.value);
-  }
-  for (const TensorSet* const set : binding->second->sets) {
-    if (set->removing) return Error(StatusCode::kStale, "a tensor of binding %u was released", submit.binding.value);
-  }
-  Sequence* sequence = nullptr;
-  if (submit.sequence != 0) {
-    sequence = FindSequence(tenant->config.id, submit.sequence);
-    if (sequence == nullptr || !sequence->open) {
-      return Error(StatusCode::kInvalid, "sequence %llu is not open", static_cast<unsigned long long>(submit.sequence));
-    }
-  }
-  const graph::Template& graph = *binding->second->graph->graph;
-  SLICE_RETURN_IF_ERROR(graph.Bind(submit.symbols, &bound_));
-  const auto check_sizes = [](const char* what, std::span<const wire::ArenaRange> given, const std::vector<int64_t>& needed) -> Status {
-    if (given.size() != needed.size()) {
-      return Error(StatusCode::kInvalid, "%zu %s slots given, the graph has %zu", given.size(), what, needed.size());
-    }
-    for (size_t i = 0; i < given.size(); ++i) {
-      if (given[i].bytes != static_cast<uint64_t>(needed[i])) {
-        return Error(StatusCode::kBounds, "%s slot %zu has %llu bytes, its shape needs exactly %lld", what, i,
-                     static_cast<unsigned long long>(given[i].bytes), Number(needed[i]));
-      }
-    }
-    return Status::Ok();
-  };
-  SLICE_RETURN_IF_ERROR(check_sizes("input", submit.inputs, bound_.dynamic_bytes));
-  SLICE_RETURN_IF_ERROR(check_sizes("output", submit.outputs, bound_.result_bytes));
-  SLICE_RETURN_IF_ERROR(CheckRanges(*tenant, submit.outputs));
-  for (const PieceUse& use : binding->second->pieces) {
-    if (use.piece->queue.LostAtTail(use.piece->lost)) {
-      return Error(StatusCode::kStateLost, "tensor '%s' is lost; reset it and start the sequence again",
-                   use.piece->set->config.tensors[use.piece->tensor].name.c_str());
-    }
-  }
-  *found_binding = binding->second.get();
-  *found_sequence = sequence;
-  return Status::Ok();
-}
-
-void EngineImpl::Handle(const Submit& submit, TimeNs now) {
-  now_ = now;
-  Tenant* const tenant = FindTenant(submit.tenant);
-  if (tenant == nullptr || tenant->removing) return;
-  ++counters_.submits;
-  ++tenant->submits;
-  Binding* binding = nullptr;
-  Sequence* sequence = nullptr;
-  const Status status = CheckSubmit(tenant, submit, &binding, &sequence);
-  if (!status.ok()) return Refuse(tenant, submit.cookie, status, now);
-  Instance* const instance = NewInstance(*binding->graph->graph, bound_);
-  if (instance == nullptr) {
-    return Refuse(tenant, submit.cookie,
-                  Error(StatusCode::kWouldBlock, "%u operators are live, the daemon's limit is %u; wait for completions",
-                        gmg_.ops_live(), config_.live_ops_max), now);
-  }
-  FillInstance(instance, tenant, binding, sequence, submit, now);
-  AssignHome(instance);
-  Status fits = CheckFits(*instance);
-  if (fits.ok() && config_.drop_late && instance->deadline != kNever && now + instance->work_left > instance->deadline) {
-    fits = Error(StatusCode::kDeadline, "it needs %lld us alone, its deadline is in %lld us",
-                 Number(instance->work_left / kMicrosecond), Number((instance->deadline - now) / kMicrosecond));
-  }
-  if (!fits.ok()) {
-    instance->phase = Phase::kFree;
-    gmg_.FreeInstance(instance->slot);
-    gmg_.CloseWrites();
-    return Refuse(tenant, submit.cookie, fits, now);
-  }
-  if (sequence != nullptr) {
-    if (sequence->last_completion > 0 && sequence->live == 0) {
-      gap_estimator_.ObserveNext(tenant->config.id.value, now - sequence->last_completion);
-    }
-    ++sequence->live;
-    PublishSequence(*sequence);
-  }
-  ++class_counters_[static_cast<size_t>(instance->service_class)].submits;
-  Enqueue(instance);
-  TraceEvent event;
-  event.kind = TraceEvent::Kind::kSubmit;
-  event.tenant = submit.tenant;
-  event.service_class = instance->service_class;
-  if (sequence != nullptr) event.sequence = sequence->id;
-  event.instance = instance->id;
-  event.start = event.finish = now;
-  sink_->Trace(event);
-  gmg_.CloseWrites();
-}
-
-Instance* EngineImpl::NewInstance(const graph::Template& graph, const graph::BoundSizes& sizes) {
-  const uint32_t slot = gmg_.AddInstance(graph, sizes);
-  if (slot == gmg::RangeAllocator::kNone) return nullptr;
-  if (slot >= instances_.size()) instances_.resize(slot + 1);
-  if (instances_[slot] == nullptr) instances_[slot] = std::make_unique<Instance>();
-  Instance* const instance = instances_[slot].get();
-  instance->slot = slot;
-  ++instance->generation;
-  instance->id = {uint64_t{instance->generation} << kSlotBits | slot};
-  return instance;
-}
-
-void EngineImpl::FillInstance(Instance* instance, Tenant* tenant, Binding* binding, Sequence* sequence,
-                              const Submit& submit, TimeNs now) {
-  const TemplateEntry& entry = *binding->graph;
-  instance->attempt = 1;
-  instance->phase = Phase::kWaiting;
-  instance->tenant = tenant;
-  instance->binding = binding;
-  instance->graph = entry.graph.get();
-  instance->sequence = sequence;
-  instance->service_class = sequence != nullptr ? sequence->service_class : tenant->config.class_max;
-  instance->boosted_class = instance->service_class;
-  instance->priority = submit.priority != 0 || sequence == nullptr ? submit.priority : sequence->priority;
-  instance->arrival = sequence != nullptr ? sequence->arrival : now;
-  TimeNs deadline = submit.deadline != 0 ? submit.deadline : sequence != nullptr ? sequence->deadline : kNever;
-  if (deadline != kNever) deadline = std::max(deadline, instance->arrival + tenant->config.deadline_min);
-  instance->deadline = deadline;
-  instance->creation = next_creation_++;
-  instance->cookie = submit.cookie;
-  instance->submitted = now;
-  instance->first_start = instance->last_finish = instance->predicted_finish = 0;
-  instance->symbols.assign(submit.symbols.begin(), submit.symbols.end());
-  instance->inputs.assign(submit.inputs.begin(), submit.inputs.end());
-  instance->outputs.assign(submit.outputs.begin(), submit.outputs.end());
-  std::swap(instance->sizes, bound_);
-  instance->reserved.assign(config_.domains.size(), 0);
-  instance->lanes.assign(devices_.size(), 0);
-  const auto op_count = static_cast<uint32_t>(entry.groups.size());
-  instance->ops.assign(op_count, OpExtra{});
-  instance->home.assign(op_count, 0);
-  instance->read_versions.assign(binding->pieces.size(), 0);
-  instance->value_snapshot.assign(instance->sizes.crossing_bytes.size(), sim::kNone);
-  instance->snapshot = sim::kNone;
-  instance->dynamics.resize(entry.dynamic_uses.size());
-  for (size_t d = 0; d < instance->dynamics.size(); ++d) instance->dynamics[d] = {0, 0, entry.dynamic_uses[d]};
-  instance->unfinished = instance->unscheduled = op_count;
-  instance->first_unfinished = 0;
-  instance->work_left = 0;
-  instance->writing_ops_left = 0;
-  instance->retry_at = 0;
-  instance->began_write = instance->completed = instance->parked = instance->started_sent = false;
-  instance->needs_prediction = true;
-  instance->last_device = kNoDevice;
-  instance->key_stamp = 0;
-  gmg::OpRecord* const ops = gmg_.ops(instance->slot);
-  for (uint32_t op = 0; op < op_count; ++op) {
-    const estimate::OpFeatures features{instance->graph->groups()[op].signature, config_.devices[tenant->config.home].kind,
-                                        instance->sizes.flops[op], instance->sizes.bytes[op]};
-    instance->ops[op].duration = std::max<DurationNs>(op_estimator_.Predict(features).duration, 1);
-    instance->work_left += instance->ops[op].duration;
-    ops[op].duration_ns = instance->ops[op].duration;
-    for (const PieceUse& use : binding->group_pieces[op]) {
-      if (use.write) {
-        ++instance->writing_ops_left;
-        break;
-      }
-    }
-  }
-  gmg::InstanceRecord& record = gmg_.Write(instance->slot);
-  record.service_class = static_cast<uint8_t>(instance->service_class);
-  record.id = instance->id.value;
-  record.tenant = tenant->config.id.value;
-  record.template_id = entry.id.value;
-  record.binding = binding->config.id.value;
-  record.priority = instance->priority;
-  record.sequence_id = sequence != nullptr ? sequence->id.value : uint64_t{0};
-  record.cookie = instance->cookie;
-  record.submit_ns = now;
-  record.start_ns = record.finish_ns = record.predicted_finish_ns = 0;
-  record.deadline_ns = deadline;
-}
-
-// Where each op runs if nothing better turns up: with its pieces; else where its constants are, the tenant's home first.
+// Where each op runs if nothing better turns up: with its pieces; else where its constants are, the
+// tenant's home first.
 void EngineImpl::AssignHome(Instance* instance) {
   const DomainIndex preferred = DomainOf(instance->tenant->config.home);
   for (uint32_t op = 0; op < instance->ops.size(); ++op) {
@@ -255,9 +42,11 @@ void EngineImpl::AssignHome(Instance* instance) {
     }
     if (home == kNoDomain) {
       uint64_t resident = ~uint64_t{0};
-      for (const TensorSet* const set : instance->binding->group_constants[op]) resident &= set->resident;
+      for (const TensorSet* const set : instance->binding->group_constants[op])
+        resident &= set->resident;
       home = preferred;
-      if ((resident >> preferred & 1) == 0 && resident != 0) home = static_cast<DomainIndex>(__builtin_ctzll(resident));
+      if ((resident >> preferred & 1) == 0 && resident != 0)
+        home = static_cast<DomainIndex>(__builtin_ctzll(resident));
     }
     instance->home[op] = home;
     Op(*instance, op).home_domain = home;
@@ -278,86 +67,47 @@ Status EngineImpl::CheckFits(const Instance& instance) {
     }
     const char* const name = config_.domains[d].name.c_str();
     if ((usable & instance.tenant->config.device_mask) == 0) {
-      return Error(StatusCode::kNeverFits, "its tensors are in domain '%s', where the session may use no device", name);
+      return Error(StatusCode::kNeverFits,
+                   "its tensors are in domain '%s', where the session may use no device", name);
     }
     if (peaks_[d] > ledger_.pool_capacity(d) - lane) {
       return Error(StatusCode::kNeverFits,
-                   "it needs %lld bytes and %lld bytes of workspace in domain '%s', which has %lld in all (now held by %s); "
+                   "it needs %lld bytes and %lld bytes of workspace in domain '%s', which has %lld "
+                   "in all (now held by %s); "
                    "submit smaller chunks",
-                   Number(peaks_[d]), Number(lane), name, Number(ledger_.pool_capacity(d)), ledger_.Holders(d, true).c_str());
+                   Number(peaks_[d]), Number(lane), name, Number(ledger_.pool_capacity(d)),
+                   ledger_.Holders(d, true).c_str());
     }
     total += peaks_[d];
   }
   const int64_t quota = instance.tenant->config.memory_bytes_max;
   const int64_t retained = ledger_.retained_used(instance.tenant->config.id);
   if (quota > 0 && total > quota - retained) {
-    return Error(StatusCode::kNeverFits, "it needs %lld bytes; the session's limit is %lld and its weights and state hold %lld",
-                 Number(total), Number(quota), Number(retained));
+    return Error(
+        StatusCode::kNeverFits,
+        "it needs %lld bytes; the session's limit is %lld and its weights and state hold %lld",
+        Number(total), Number(quota), Number(retained));
   }
   return Status::Ok();
-}
-
-void EngineImpl::Enqueue(Instance* instance) {
-  Binding* const binding = instance->binding;
-  ++binding->uses;
-  instance->tenant->instances.push_back(instance);
-  for (const PieceUse& use : binding->pieces) {
-    AccessEntry entry;
-    entry.kind = AccessEntry::Kind::kInstance;
-    entry.write = use.write;
-    entry.owner = instance->id.value;
-    entry.uses_left = use.ops;
-    use.piece->queue.Append(entry);
-    PublishPiece(*use.piece);
-  }
-  BoostEarlier(*instance);
-  instance->parked = !policy_->Admits(instance->service_class);
-  if (instance->parked) ++counters_.parked;
-  InsertWaiting(instance);
-  admission_dirty_ = true;
-  predict_.push_back(instance->id);
-  if (instance->service_class == ServiceClass::kOnline) NoteOnlineArrival(*instance, now_);
 }
 
 // Best class first, then priority, then arrival.
 void EngineImpl::InsertWaiting(Instance* instance) {
   const auto before = [this](const Instance* a, const Instance* b) {
     if (QueueClass(*a) != QueueClass(*b)) return QueueClass(*a) < QueueClass(*b);
-    if (policy_->ClassesOrderQueues() && a->priority != b->priority) return a->priority > b->priority;
+    if (policy_->ClassesOrderQueues() && a->priority != b->priority)
+      return a->priority > b->priority;
     return a->creation < b->creation;
   };
   waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), instance, before), instance);
-}
-
-// An entry inherits the best class queued behind it: no priority inversion through a piece.
-void EngineImpl::BoostEarlier(const Instance& instance) {
-  for (const PieceUse& use : instance.binding->pieces) {
-    for (const AccessEntry& entry : use.piece->queue.entries()) {
-      if (entry.kind != AccessEntry::Kind::kInstance || entry.owner == instance.id.value) continue;
-      Instance* const earlier = FindInstance(entry.owner);
-      if (earlier == nullptr || earlier->boosted_class <= instance.boosted_class) continue;
-      earlier->boosted_class = instance.boosted_class;
-      earlier->key_stamp = 0;
-    }
-  }
 }
 
 ServiceClass EngineImpl::QueueClass(const Instance& instance) const {
   return policy_->ClassesOrderQueues() ? instance.boosted_class : ServiceClass::kOnline;
 }
 
-// Ops of offline tenants that have not launched make way on the devices where this instance may run.
-void EngineImpl::NoteOnlineArrival(const Instance& instance, TimeNs now) {
-  work_dirty_ = true;
-  if (!policy_->RespectsSlices()) return;
-  uint64_t domains = 0;
-  for (const DomainIndex home : instance.home) domains |= uint64_t{1} << home;
-  uint64_t devices = 0;
-  for (; domains != 0; domains &= domains - 1) devices |= DomainDevices(static_cast<DomainIndex>(__builtin_ctzll(domains)));
-  RecallOffline(devices & instance.tenant->config.device_mask, now, "online arrival");
-}
-
-// Every earlier instance in its access queues has started: else it could hold what an earlier one waits for.
+// Every earlier instance in its access queues has started: else it could hold what an earlier one
+// waits for.
 bool EngineImpl::EarlierStarted(const Instance& instance) const {
   for (const PieceUse& use : instance.binding->pieces) {
     for (const AccessEntry& entry : use.piece->queue.entries()) {
@@ -370,8 +120,8 @@ bool EngineImpl::EarlierStarted(const Instance& instance) const {
   return true;
 }
 
-// In admission order. One that waits for memory keeps later ones of no better class out of its domains, or a stream of
-// small ones would starve it.
+// In admission order. One that waits for memory keeps later ones of no better class out of its
+// domains, or a stream of small ones would starve it.
 void EngineImpl::AdmitWaiting(TimeNs now) {
   if (!admission_dirty_ || !executor_up_) return;
   admission_dirty_ = false;
@@ -380,8 +130,8 @@ void EngineImpl::AdmitWaiting(TimeNs now) {
     Instance* const instance = waiting_[i];
     if (!instance->parked && EarlierStarted(*instance) && TryStart(instance, now, &blocked)) {
       waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(i));
-      // An earlier entry of somebody's access queue has started: nobody before i can have waited for it, entries are in
-      // submit order, except where a better class was queued behind.
+      // An earlier entry of somebody's access queue has started: nobody before i can have waited
+      // for it, entries are in submit order, except where a better class was queued behind.
       i = 0;
       continue;
     }
@@ -415,8 +165,10 @@ bool EngineImpl::TryStart(Instance* instance, TimeNs now, uint64_t* blocked_doma
     return false;
   }
   // Its own quota is nobody else's concern: later instances of other tenants may pass.
-  if (quota > 0 && total > quota - ledger_.pool_used(tenant) - ledger_.retained_used(tenant)) return false;
-  for (DomainIndex d = 0; d < config_.domains.size(); ++d) ledger_.Charge(tenant, MemoryKind::kReservation, d, peaks_[d]);
+  if (quota > 0 && total > quota - ledger_.pool_used(tenant) - ledger_.retained_used(tenant))
+    return false;
+  for (DomainIndex d = 0; d < config_.domains.size(); ++d)
+    ledger_.Charge(tenant, MemoryKind::kReservation, d, peaks_[d]);
   for (DeviceIndex device = 0; device < devices_.size(); ++device) {
     if (lanes_[device] > ledger_.lane(device)) ledger_.SetLane(device, lanes_[device]);
   }
@@ -454,7 +206,8 @@ void EngineImpl::SendStart(Instance* instance) {
   instance->started_sent = true;
 }
 
-void EngineImpl::CompleteInstance(Instance* instance, StatusCode code, const std::string& text, uint32_t failed_op, TimeNs now) {
+void EngineImpl::CompleteInstance(Instance* instance, StatusCode code, const std::string& text,
+                                  uint32_t failed_op, TimeNs now) {
   SLICE_CHECK(!instance->completed, "an instance completes once");
   instance->completed = true;
   wire::CompletionSlot completion{};
@@ -497,7 +250,8 @@ void EngineImpl::CompleteInstance(Instance* instance, StatusCode code, const std
   CompleteCookie(instance->tenant, completion, text);
 }
 
-void EngineImpl::FailInstance(Instance* instance, StatusCode code, const std::string& text, uint32_t failed_op, TimeNs now) {
+void EngineImpl::FailInstance(Instance* instance, StatusCode code, const std::string& text,
+                              uint32_t failed_op, TimeNs now) {
   if (!instance->completed) CompleteInstance(instance, code, text, failed_op, now);
   if (instance->phase == Phase::kWaiting) {
     std::erase(waiting_, instance);
@@ -508,13 +262,15 @@ void EngineImpl::FailInstance(Instance* instance, StatusCode code, const std::st
   }
 }
 
-// The executor is told; what was launched and copies under way end there; Finalise follows its InstanceEnded.
+// The executor is told; what was launched and copies under way end there; Finalise follows its
+// InstanceEnded.
 void EngineImpl::EndInstance(Instance* instance, TimeNs now) {
   instance->phase = Phase::kEnding;
   gmg_.Write(instance->slot).state = gmg::InstanceState::kEnding;
   for (uint32_t op = 0; op < instance->ops.size(); ++op) {
     const OpState state = Op(*instance, op).state;
-    if (state == OpState::kUnscheduled || state == OpState::kPlaced) SetState(instance, op, OpState::kCancelled);
+    if (state == OpState::kUnscheduled || state == OpState::kPlaced)
+      SetState(instance, op, OpState::kCancelled);
   }
   for (DeviceState& device : devices_) {
     std::erase_if(device.placed, [instance](const OpRef& ref) { return ref.instance == instance; });
@@ -532,7 +288,8 @@ void EngineImpl::Finalise(Instance* instance, TimeNs now) {
   for (DeviceState& device : devices_) {
     std::erase_if(device.placed, of_instance);
     std::erase_if(device.issued, of_instance);
-    if (std::erase_if(device.launched, of_instance) > 0 && device.launched.empty()) device.idle_since = now;
+    if (std::erase_if(device.launched, of_instance) > 0 && device.launched.empty())
+      device.idle_since = now;
   }
   bool freed_sides = false;
   for (const auto& transfer : transfers_) {
@@ -558,18 +315,21 @@ void EngineImpl::Finalise(Instance* instance, TimeNs now) {
 // Reservation and lanes.
 void EngineImpl::ReleaseReservation(Instance* instance) {
   for (DomainIndex d = 0; d < instance->reserved.size(); ++d) {
-    ledger_.Release(instance->tenant->config.id, MemoryKind::kReservation, d, instance->reserved[d]);
+    ledger_.Release(instance->tenant->config.id, MemoryKind::kReservation, d,
+                    instance->reserved[d]);
     instance->reserved[d] = 0;
   }
   std::erase(started_, instance);
   for (DeviceIndex device = 0; device < instance->lanes.size(); ++device) {
-    if (instance->lanes[device] > 0 && instance->lanes[device] == ledger_.lane(device)) RecomputeLane(device);
+    if (instance->lanes[device] > 0 && instance->lanes[device] == ledger_.lane(device))
+      RecomputeLane(device);
     instance->lanes[device] = 0;
   }
   admission_dirty_ = true;
 }
 
-// Takes its entries out of the access queues. Half-done writes leave every piece that it writes lost.
+// Takes its entries out of the access queues. Half-done writes leave every piece that it writes
+// lost.
 void EngineImpl::LeavePieces(Instance* instance, TimeNs now) {
   const bool half_written = instance->began_write && instance->writing_ops_left > 0;
   for (const PieceUse& use : instance->binding->pieces) {
@@ -593,7 +353,8 @@ void EngineImpl::LosePiece(Piece* piece, TimeNs now) {
     if (entry.kind == AccessEntry::Kind::kInstance) {
       Instance* const user = FindInstance(entry.owner);
       if (user == nullptr || user->phase == Phase::kEnding || user->completed) continue;
-      FailInstance(user, StatusCode::kStateLost, "a tensor it uses was half written by a run that failed; reset it", kNoOp, now);
+      FailInstance(user, StatusCode::kStateLost,
+                   "a tensor it uses was half written by a run that failed; reset it", kNoOp, now);
     } else if (entry.kind == AccessEntry::Kind::kCommand) {
       CommandPart* const part = FindPart(entry.owner);
       if (part == nullptr || part->running) continue;

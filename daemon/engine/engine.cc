@@ -10,12 +10,14 @@ namespace slice::engine {
 using gmg::OpState;
 
 namespace {
-constexpr int kPassesMax = 64;         // admission -> rounds -> issue; each pass makes progress, few are needed
+constexpr int kPassesMax =
+    64;  // admission -> rounds -> issue; each pass makes progress, few are needed
 constexpr int kRoundsPerPass = 4096;
 
 std::vector<gmg::DomainLimits> LimitsOf(const Config& config) {
   std::vector<gmg::DomainLimits> limits;
-  for (const DomainConfig& domain : config.domains) limits.push_back({domain.pool_bytes, domain.retained_bytes});
+  for (const DomainConfig& domain : config.domains)
+    limits.push_back({domain.pool_bytes, domain.retained_bytes});
   return limits;
 }
 std::vector<DomainIndex> DomainsOf(const Config& config) {
@@ -24,8 +26,8 @@ std::vector<DomainIndex> DomainsOf(const Config& config) {
   return domains;
 }
 gmg::Capacity CapacityOf(const Config& config) {
-  return gmg::Capacity::For(static_cast<uint32_t>(config.devices.size()), static_cast<uint32_t>(config.domains.size()),
-                            config.live_ops_max);
+  return gmg::Capacity::For(static_cast<uint32_t>(config.devices.size()),
+                            static_cast<uint32_t>(config.domains.size()), config.live_ops_max);
 }
 }  // namespace
 
@@ -34,32 +36,37 @@ size_t Engine::GmgBytes(const Config& config) { return gmg::Gmg::Bytes(CapacityO
 Status EngineImpl::CheckConfig(const Config& config) {
   if (config.devices.empty() || config.devices.size() > kDevicesMax || config.domains.empty() ||
       config.domains.size() > kDevicesMax) {
-    return Error(StatusCode::kInvalid, "%zu devices and %zu memory domains configured; 1 to %d of each are possible",
+    return Error(StatusCode::kInvalid,
+                 "%zu devices and %zu memory domains configured; 1 to %d of each are possible",
                  config.devices.size(), config.domains.size(), kDevicesMax);
   }
   for (const DeviceConfig& device : config.devices) {
     if (device.domain >= config.domains.size()) {
-      return Error(StatusCode::kInvalid, "device '%s' is in memory domain %u, there are %zu", device.name.c_str(),
-                   device.domain, config.domains.size());
+      return Error(StatusCode::kInvalid, "device '%s' is in memory domain %u, there are %zu",
+                   device.name.c_str(), device.domain, config.domains.size());
     }
   }
   for (const DomainConfig& domain : config.domains) {
     if (domain.pool_bytes <= 0 || domain.retained_bytes < 0) {
-      return Error(StatusCode::kInvalid, "memory domain '%s': pool_bytes must be above 0, retained_bytes not below",
+      return Error(StatusCode::kInvalid,
+                   "memory domain '%s': pool_bytes must be above 0, retained_bytes not below",
                    domain.name.c_str());
     }
   }
-  if (config.batch_ops_max == 0 || config.issue_ahead == 0 || config.live_ops_max == 0 || config.tenant_queue_max == 0 ||
-      config.batch_time_max <= 0 || config.command_latency < 0 || config.workspace_margin_bytes < 0) {
+  if (config.batch_ops_max == 0 || config.issue_ahead == 0 || config.live_ops_max == 0 ||
+      config.tenant_queue_max == 0 || config.batch_time_max <= 0 || config.command_latency < 0 ||
+      config.workspace_margin_bytes < 0) {
     return Error(StatusCode::kInvalid, "batch, issue_ahead, queue and op limits must be above 0");
   }
   return Status::Ok();
 }
 
-Result<std::unique_ptr<Engine>> Engine::Create(const Config& config, std::span<std::byte> gmg_memory, Sink* sink) {
+Result<std::unique_ptr<Engine>> Engine::Create(const Config& config,
+                                               std::span<std::byte> gmg_memory, Sink* sink) {
   SLICE_RETURN_IF_ERROR(EngineImpl::CheckConfig(config));
   if (sink == nullptr || gmg_memory.size() < GmgBytes(config)) {
-    return Error(StatusCode::kInvalid, "the GMG needs %zu bytes, %zu are given", GmgBytes(config), gmg_memory.size());
+    return Error(StatusCode::kInvalid, "the GMG needs %zu bytes, %zu are given", GmgBytes(config),
+                 gmg_memory.size());
   }
   auto engine = std::make_unique<EngineImpl>(config, gmg_memory, sink);
   SLICE_RETURN_IF_ERROR(engine->Initialise());
@@ -111,14 +118,16 @@ void EngineImpl::SetState(Instance* instance, uint32_t op, OpState state) {
   gmg_.SetOpState(instance->slot, *instance->graph, op, state);
   if (before == OpState::kUnscheduled) --instance->unscheduled;
   if (state == OpState::kUnscheduled) ++instance->unscheduled;
-  snapshot_fresh_ = snapshot_fresh_ && state == OpState::kPlaced;  // a round keeps it up to date itself
+  snapshot_fresh_ =
+      snapshot_fresh_ && state == OpState::kPlaced;  // a round keeps it up to date itself
 }
 
 void EngineImpl::Run(TimeNs now) {
   now_ = now;
   ++run_stamp_;
   const bool due = now >= next_wake_;
-  if (!executor_up_ || (!work_dirty_ && !admission_dirty_ && !deferral_event_ && predict_.empty() && !due)) {
+  if (!executor_up_ ||
+      (!work_dirty_ && !admission_dirty_ && !deferral_event_ && predict_.empty() && !due)) {
     gmg_.CloseWrites();
     return;
   }
@@ -134,7 +143,8 @@ void EngineImpl::Run(TimeNs now) {
     const bool replaced = IssueAll(now);
     if (replaced || admission_dirty_) continue;
     ScheduleWake(now);
-    // Nothing runs, nothing is awaited, and there is work: what is placed waits for what the budgets keep out.
+    // Nothing runs, nothing is awaited, and there is work: what is placed waits for what the
+    // budgets keep out.
     if (!Stalled()) break;
     ignore_budget_ = true;
     const bool placed = Round(now);
@@ -164,7 +174,8 @@ void EngineImpl::ScheduleWake(TimeNs now) {
   bool offline = false;
   for (const Instance* const instance : started_) {
     if (instance->unscheduled > 0) at(instance->retry_at);
-    offline |= instance->boosted_class == ServiceClass::kOffline && instance->phase == Phase::kStarted;
+    offline |=
+        instance->boosted_class == ServiceClass::kOffline && instance->phase == Phase::kStarted;
   }
   for (const Replication& replication : replications_) at(replication.retry_at);
   for (const DeviceState& device : devices_) {
@@ -181,7 +192,8 @@ TimeNs EngineImpl::NextWake() const {
 
 Status EngineImpl::SetPolicy(std::string_view name, TimeNs now) {
   now_ = now;
-  SLICE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy, sched::MakePolicy(name, &simulator_));
+  SLICE_ASSIGN_OR_RETURN(std::unique_ptr<sched::Policy> policy,
+                         sched::MakePolicy(name, &simulator_));
   policy_ = std::move(policy);
   ++run_stamp_;
   std::vector<Instance*> waiting;

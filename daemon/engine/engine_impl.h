@@ -3,7 +3,8 @@
 //   engine.cc            construction, Run, NextWake, policy switch
 //   tables.cc            tenants, templates, sets, bindings: the cold calls
 //   tenants.cc           sequences, commands of tenants on pieces, death of a tenant
-//   admission.cc         submit checks, reservations, start and end of an instance
+//   submit.cc            checks of a submit, its instance
+//   admission.cc         reservations, start and end of an instance
 //   rounds.cc            op batches -> placements
 //   issue.cc             placements -> Issue records; windows, recall
 //   memory.cc            peaks, grants, death of values
@@ -31,8 +32,8 @@
 
 namespace slice::engine {
 
-// Bytes that an allocation of `bytes` takes in the executor's pools: pages for large ones. The runs that small ones are cut
-// from are covered by Config::workspace_margin_bytes.
+// Bytes that an allocation of `bytes` takes in the executor's pools: pages for large ones. The runs
+// that small ones are cut from are covered by Config::workspace_margin_bytes.
 inline int64_t Charged(int64_t bytes) {
   const int64_t unit = bytes > 8192 ? 4096 : 256;
   return (bytes + unit - 1) / unit * unit;
@@ -82,15 +83,18 @@ class EngineImpl final : public Engine {
   // ---- engine.cc
   void ScheduleWake(TimeNs now);
   bool Stalled() const;
-  void Publish();                      // device, domain and tenant records of the GMG; closes the instance blocks
+  void Publish();  // device, domain and tenant records of the GMG; closes the instance blocks
   Tenant* FindTenant(TenantId id) const;
   Sequence* FindSequence(TenantId tenant, uint64_t number) const;
   Instance* FindInstance(uint64_t id) const;
   ServiceClass QueueClass(const Instance& instance) const;  // as the policy orders queues
   const sched::OrderKey& Key(Instance* instance);
-  void CompleteCookie(Tenant* tenant, const wire::CompletionSlot& completion, const std::string& text);
+  void CompleteCookie(Tenant* tenant, const wire::CompletionSlot& completion,
+                      const std::string& text);
   gmg::OpRecord& Op(const Instance& instance, uint32_t op) { return gmg_.ops(instance.slot)[op]; }
-  gmg::TensorRecord& Value(const Instance& instance, uint32_t crossing) { return gmg_.tensors(instance.slot)[crossing]; }
+  gmg::TensorRecord& Value(const Instance& instance, uint32_t crossing) {
+    return gmg_.tensors(instance.slot)[crossing];
+  }
   void SetState(Instance* instance, uint32_t op, gmg::OpState state);
   uint64_t DomainDevices(DomainIndex domain) const { return domain_devices_[domain]; }
   DomainIndex DomainOf(DeviceIndex device) const { return devices_[device].domain; }
@@ -98,7 +102,7 @@ class EngineImpl final : public Engine {
   void Send(wire::CommandType type, const Record& record, DeviceIndex wake = kNoDevice);
 
   // ---- tables.cc
-  void ReapSet(TensorSet* set);        // frees it when it is being removed and nothing uses it
+  void ReapSet(TensorSet* set);  // frees it when it is being removed and nothing uses it
   void ReapBinding(Binding* binding);
   void ReapTenant(Tenant* tenant);
   Status PlanBinding(Binding* binding);
@@ -107,9 +111,10 @@ class EngineImpl final : public Engine {
   // ---- tenants.cc
   void ReapSequence(Sequence* sequence);
   void PublishSequence(const Sequence& sequence);
-  void RefuseCommand(Tenant* tenant, const TensorCommand& command, StatusCode code, const std::string& text, TimeNs now);
+  void RefuseCommand(Tenant* tenant, const TensorCommand& command, StatusCode code,
+                     const std::string& text, TimeNs now);
   Status CheckCommand(Tenant* tenant, const TensorCommand& command);
-  void PumpCommands(Piece* piece, TimeNs now);     // starts what came to the head of its queue
+  void PumpCommands(Piece* piece, TimeNs now);  // starts what came to the head of its queue
   void StartPart(CommandPart* part, TimeNs now);
   void FinishPart(CommandPart* part, StatusCode status, TimeNs now);
   void CompleteCommand(Command* command, TimeNs now);
@@ -117,14 +122,14 @@ class EngineImpl final : public Engine {
   CommandPart* FindPart(uint64_t id);
   void DropWaitingParts(Command* command, StatusCode status, TimeNs now);
 
-  // ---- admission.cc
+  // ---- submit.cc, admission.cc
   Status CheckSubmit(Tenant* tenant, const Submit& submit, Binding** binding, Sequence** sequence);
   Status CheckRanges(const Tenant& tenant, std::span<const wire::ArenaRange> outputs) const;
   Status CheckFits(const Instance& instance);
   void Refuse(Tenant* tenant, uint64_t cookie, const Status& status, TimeNs now);
   Instance* NewInstance(const graph::Template& graph, const graph::BoundSizes& sizes);
-  void FillInstance(Instance* instance, Tenant* tenant, Binding* binding, Sequence* sequence, const Submit& submit,
-                    TimeNs now);
+  void FillInstance(Instance* instance, Tenant* tenant, Binding* binding, Sequence* sequence,
+                    const Submit& submit, TimeNs now);
   void Enqueue(Instance* instance);
   void InsertWaiting(Instance* instance);
   void BoostEarlier(const Instance& instance);
@@ -133,17 +138,20 @@ class EngineImpl final : public Engine {
   void AdmitWaiting(TimeNs now);
   bool TryStart(Instance* instance, TimeNs now, uint64_t* blocked_domains);
   void SendStart(Instance* instance);
-  void CompleteInstance(Instance* instance, StatusCode code, const std::string& text, uint32_t failed_op, TimeNs now);
-  void FailInstance(Instance* instance, StatusCode code, const std::string& text, uint32_t failed_op, TimeNs now);
+  void CompleteInstance(Instance* instance, StatusCode code, const std::string& text,
+                        uint32_t failed_op, TimeNs now);
+  void FailInstance(Instance* instance, StatusCode code, const std::string& text,
+                    uint32_t failed_op, TimeNs now);
   void EndInstance(Instance* instance, TimeNs now);
-  void Finalise(Instance* instance, TimeNs now);   // nothing of it is left in the executor
+  void Finalise(Instance* instance, TimeNs now);  // nothing of it is left in the executor
   void ReleaseReservation(Instance* instance);
   void LeavePieces(Instance* instance, TimeNs now);
   void LosePiece(Piece* piece, TimeNs now);
   void NoteOnlineArrival(const Instance& instance, TimeNs now);
 
   // ---- memory.cc
-  void ComputePeaks(const Instance& instance, std::vector<int64_t>* peaks, std::vector<int64_t>* lanes);
+  void ComputePeaks(const Instance& instance, std::vector<int64_t>* peaks,
+                    std::vector<int64_t>* lanes);
   bool InOrder(const Instance& instance, uint32_t op, DeviceIndex device);
   int64_t ScratchBytes(const Instance& instance, uint32_t op) const;
   int64_t OutputBytes(const Instance& instance, uint32_t op) const;
@@ -157,7 +165,7 @@ class EngineImpl final : public Engine {
   void RecomputeLane(DeviceIndex device);
 
   // ---- rounds.cc
-  bool Round(TimeNs now);              // false: nothing more to place now
+  bool Round(TimeNs now);  // false: nothing more to place now
   bool MayPlace(const Instance& instance, TimeNs now);
   bool CollectBatch(Instance* instance, std::vector<uint32_t>* batch);
   bool QueuesPlaced(const Instance& instance, uint32_t op);
@@ -165,20 +173,22 @@ class EngineImpl final : public Engine {
   bool CanMove(const Piece& piece, const Instance& instance, uint32_t op, DomainIndex domain) const;
   void Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device, TimeNs now);
   void Defer(Instance* instance, TimeNs retry_at, TimeNs now, const char* cause);
-  void LogDecision(const Instance& instance, std::span<const uint32_t> batch, const sched::Decision& decision, TimeNs now);
+  void LogDecision(const Instance& instance, std::span<const uint32_t> batch,
+                   const sched::Decision& decision, TimeNs now);
   DurationNs Backlog(const DeviceState& device, ServiceClass service_class) const;
   void WakeDeferred();
 
   // ---- issue.cc
   void UpdatePhantoms(TimeNs now);
-  bool IssueAll(TimeNs now);           // true: something went back to be placed anew
+  bool IssueAll(TimeNs now);  // true: something went back to be placed anew
   bool IssueOn(DeviceState* device, TimeNs now);
   enum class Ready : uint8_t { kNo, kYes, kReplaced };
   Ready Prepare(Instance* instance, uint32_t op, DeviceState* device, TimeNs now);
   bool PiecesReady(Instance* instance, uint32_t op, DomainIndex domain, bool* must_move);
-  bool SliceAllows(const Instance& instance, uint32_t op, const DeviceState& device, TimeNs now, TimeNs* wake,
-                   wire::Issue* issue) const;
-  void IssueOp(Instance* instance, uint32_t op, DeviceState* device, const wire::Issue& window, TimeNs now);
+  bool SliceAllows(const Instance& instance, uint32_t op, const DeviceState& device, TimeNs now,
+                   TimeNs* wake, wire::Issue* issue) const;
+  void IssueOp(Instance* instance, uint32_t op, DeviceState* device, const wire::Issue& window,
+               TimeNs now);
   TimeNs FreeAt(const DeviceState& device, TimeNs now) const;
   TimeNs LaunchedEnd(const DeviceState& device, TimeNs now, bool* overrun) const;
   DurationNs Duration(const OpRef& ref) const { return ref.instance->ops[ref.op].duration; }
@@ -188,8 +198,8 @@ class EngineImpl final : public Engine {
   void UnplaceWanted(Instance* instance, TimeNs now);
 
   // ---- transfers.cc
-  Transfer* NewTransfer(Tenant* tenant, DomainIndex source, DomainIndex destination, ServiceClass service_class,
-                        int64_t bytes, TimeNs now);
+  Transfer* NewTransfer(Tenant* tenant, DomainIndex source, DomainIndex destination,
+                        ServiceClass service_class, int64_t bytes, TimeNs now);
   Transfer* FindTransfer(uint64_t id);
   void WatchValue(Instance* instance, uint32_t crossing, DomainIndex destination, TimeNs now);
   bool IsAdmitted(const Instance& instance, uint32_t crossing, DomainIndex destination) const;
@@ -224,8 +234,10 @@ class EngineImpl final : public Engine {
   void SettleEverythingInFlight(TimeNs now);
 
   // ---- snapshot_builder.cc
-  void BuildSnapshot(TimeNs now, Instance* first);  // `first`: its unscheduled ops come in before all others'
-  static DurationNs RestOfSequence(const Instance& instance, const estimate::GapEstimator::Gap& gap);
+  void BuildSnapshot(TimeNs now,
+                     Instance* first);  // `first`: its unscheduled ops come in before all others'
+  static DurationNs RestOfSequence(const Instance& instance,
+                                   const estimate::GapEstimator::Gap& gap);
   void AddOps(Instance* instance, bool unscheduled, TimeNs now);
   void Link(Instance* instance);
   void AddUses(Instance* instance, uint32_t op, sim::SnapOp* snap);
@@ -255,28 +267,30 @@ class EngineImpl final : public Engine {
     friend bool operator==(const SequenceKey&, const SequenceKey&) = default;
   };
   struct SequenceHash {
-    size_t operator()(const SequenceKey& key) const { return std::hash<uint64_t>{}(key.number * 1024 + key.tenant.value); }
+    size_t operator()(const SequenceKey& key) const {
+      return std::hash<uint64_t>{}(key.number * 1024 + key.tenant.value);
+    }
   };
   std::unordered_map<SequenceKey, std::unique_ptr<Sequence>, SequenceHash> sequences_;
-  std::vector<std::unique_ptr<Instance>> instances_;   // by slot, reused
-  std::vector<std::unique_ptr<Transfer>> transfers_;   // by slot, reused
+  std::vector<std::unique_ptr<Instance>> instances_;  // by slot, reused
+  std::vector<std::unique_ptr<Transfer>> transfers_;  // by slot, reused
   std::vector<uint32_t> free_transfers_;
   std::vector<std::unique_ptr<CommandPart>> parts_;
   std::vector<uint32_t> free_parts_;
   std::vector<std::unique_ptr<Command>> commands_;
   std::vector<Replication> replications_;
-  std::vector<Instance*> waiting_;                     // admission order
+  std::vector<Instance*> waiting_;  // admission order
   std::vector<Instance*> started_;
   std::vector<DeviceState> devices_;
   std::vector<uint64_t> domain_devices_;
-  std::vector<InstanceId> predict_;                    // submitted, not yet predicted
-  std::vector<Sequence*> between_;                     // open online ones between two steps: their phantoms
+  std::vector<InstanceId> predict_;  // submitted, not yet predicted
+  std::vector<Sequence*> between_;   // open online ones between two steps: their phantoms
 
-  bool executor_up_ = false;           // until the first ExecutorReady
+  bool executor_up_ = false;  // until the first ExecutorReady
   bool given_up_ = false;
-  bool admission_dirty_ = false;       // memory was freed, something arrived, an earlier entry started
-  bool deferral_event_ = false;        // look at deferred batches again
-  bool work_dirty_ = false;            // placements or issues may be possible
+  bool admission_dirty_ = false;  // memory was freed, something arrived, an earlier entry started
+  bool deferral_event_ = false;   // look at deferred batches again
+  bool work_dirty_ = false;       // placements or issues may be possible
   DurationNs report_latency_p99_ = 0;  // "done" in the executor -> here
   uint64_t run_stamp_ = 0;
   uint64_t next_creation_ = 1;
@@ -286,19 +300,19 @@ class EngineImpl final : public Engine {
   TimeNs now_ = 0;
   Counters counters_;
   ClassCounters class_counters_[2];
-  std::vector<float> prediction_errors_[2];            // rings of relative errors
+  std::vector<float> prediction_errors_[2];  // rings of relative errors
   size_t prediction_next_[2] = {0, 0};
 
   // Scratch, reused.
   sim::Snapshot snapshot_;
   sim::Timeline timeline_;
   std::vector<Instance*> window_;
-  std::vector<Instance*> by_key_;       // the same, best first
+  std::vector<Instance*> by_key_;  // the same, best first
   std::vector<Instance*> round_order_;
   bool round_order_fresh_ = false;
   bool snapshot_fresh_ = false;
   int deferrals_left_ = 0;
-  bool ignore_budget_ = false;         // stalled: place one more batch all the same
+  bool ignore_budget_ = false;  // stalled: place one more batch all the same
   std::vector<uint32_t> batch_, missing_;
   std::vector<OpRef> issue_order_, recall_;
   std::vector<sim::OpIndex> batch_snapshot_;

@@ -1,5 +1,5 @@
-// From placement to Issue: when an op is due, what it waits for, the windows of offline ops, and recall
-// (scheduling rules, sections 1 and 6).
+// From placement to Issue: when an op is due, what it waits for, the windows of offline ops, and
+// recall (scheduling rules, sections 1 and 6).
 #include <algorithm>
 
 #include "daemon/engine/engine_impl.h"
@@ -12,8 +12,9 @@ using gmg::OpState;
 namespace {
 constexpr DurationNs kReplaceEvery = 10 * kMillisecond;
 constexpr double kOverrun = 3.0;
-constexpr double kContinuesMin = 0.05;        // below: no phantom, a next step hardly ever comes
-constexpr DurationNs kLongSlice = 10 * kMillisecond;  // idle this long without online work: a long slice
+constexpr double kContinuesMin = 0.05;  // below: no phantom, a next step hardly ever comes
+constexpr DurationNs kLongSlice =
+    10 * kMillisecond;  // idle this long without online work: a long slice
 }  // namespace
 
 void EngineImpl::UpdatePhantoms(TimeNs now) {
@@ -22,17 +23,21 @@ void EngineImpl::UpdatePhantoms(TimeNs now) {
     device.phantom_until = 0;
     device.hosts_online = false;
     for (const auto* const list : {&device.placed, &device.issued, &device.launched}) {
-      for (const OpRef& ref : *list) device.hosts_online |= ref.instance->service_class == ServiceClass::kOnline;
+      for (const OpRef& ref : *list)
+        device.hosts_online |= ref.instance->service_class == ServiceClass::kOnline;
     }
   }
   for (const auto& [id, tenant] : tenants_) {
-    if (tenant->config.class_max == ServiceClass::kOnline && !tenant->removing) devices_[tenant->config.home].hosts_online = true;
+    if (tenant->config.class_max == ServiceClass::kOnline && !tenant->removing)
+      devices_[tenant->config.home].hosts_online = true;
   }
   for (size_t i = 0; i < between_.size();) {
     const Sequence& sequence = *between_[i];
-    const estimate::GapEstimator::Gap gap = gap_estimator_.Predict(sequence.tenant->config.id.value);
+    const estimate::GapEstimator::Gap gap =
+        gap_estimator_.Predict(sequence.tenant->config.id.value);
     const TimeNs until = sequence.last_completion + gap.p90;
-    if (!sequence.open || sequence.live > 0 || sequence.last_device == kNoDevice || now >= until || gap.continues < kContinuesMin) {
+    if (!sequence.open || sequence.live > 0 || sequence.last_device == kNoDevice || now >= until ||
+        gap.continues < kContinuesMin) {
       between_[i] = between_.back();
       between_.pop_back();
       continue;
@@ -45,15 +50,16 @@ void EngineImpl::UpdatePhantoms(TimeNs now) {
   }
 }
 
-// When the launched ops are over. Past its prediction an op may end any moment; past three times, it is believed to need half
-// of what it took again, and the device takes nothing new.
+// When the launched ops are over. Past its prediction an op may end any moment; past three times,
+// it is believed to need half of what it took again, and the device takes nothing new.
 TimeNs EngineImpl::LaunchedEnd(const DeviceState& device, TimeNs now, bool* overrun) const {
   *overrun = false;
   if (device.launched.empty()) return now;
   const DurationNs elapsed = now - device.started;
   const DurationNs predicted = Duration(device.launched[0]);
   TimeNs end = std::max(device.started + predicted, now);
-  if (static_cast<double>(elapsed) > kOverrun * static_cast<double>(predicted) && elapsed > kMillisecond) {
+  if (static_cast<double>(elapsed) > kOverrun * static_cast<double>(predicted) &&
+      elapsed > kMillisecond) {
     *overrun = true;
     end = now + elapsed / 2;
   }
@@ -69,8 +75,8 @@ TimeNs EngineImpl::FreeAt(const DeviceState& device, TimeNs now) const {
 }
 
 // Whether an offline op may be handed to this device now, and with which window.
-bool EngineImpl::SliceAllows(const Instance& instance, uint32_t op, const DeviceState& device, TimeNs now, TimeNs* wake,
-                             wire::Issue* issue) const {
+bool EngineImpl::SliceAllows(const Instance& instance, uint32_t op, const DeviceState& device,
+                             TimeNs now, TimeNs* wake, wire::Issue* issue) const {
   issue->flags = 0;
   issue->earliest_ns = 0;
   issue->end_by_ns = INT64_MAX;
@@ -86,7 +92,8 @@ bool EngineImpl::SliceAllows(const Instance& instance, uint32_t op, const Device
   if (device.hosts_online && duration > config_.offline_op_max) {
     // Only into a slice that has shown to be long.
     bool online_placed = online != nullptr || phantom;
-    for (const OpRef& ref : device.placed) online_placed |= ref.instance->service_class == ServiceClass::kOnline;
+    for (const OpRef& ref : device.placed)
+      online_placed |= ref.instance->service_class == ServiceClass::kOnline;
     if (online_placed || !device.launched.empty()) return false;
     if (now < device.idle_since + kLongSlice) {
       *wake = std::min(*wake, device.idle_since + kLongSlice);
@@ -102,7 +109,8 @@ bool EngineImpl::SliceAllows(const Instance& instance, uint32_t op, const Device
     issue->end_by_ns = device.phantom_from;
   }
   if (online != nullptr) {
-    // Behind an online op a phantom opens when its sequence goes on: only what ends before the next step may start.
+    // Behind an online op a phantom opens when its sequence goes on: only what ends before the next
+    // step may start.
     const Sequence* const sequence = online->instance->sequence;
     uint32_t here = 0;
     for (const auto* const list : {&device.issued, &device.launched}) {
@@ -110,7 +118,8 @@ bool EngineImpl::SliceAllows(const Instance& instance, uint32_t op, const Device
     }
     if (online->instance->unfinished > here) return false;
     if (sequence != nullptr && sequence->open) {
-      const estimate::GapEstimator::Gap gap = gap_estimator_.Predict(online->instance->tenant->config.id.value);
+      const estimate::GapEstimator::Gap gap =
+          gap_estimator_.Predict(online->instance->tenant->config.id.value);
       if (gap.continues >= kContinuesMin) {
         if (duration > gap.p10) return false;
         issue->end_by_ns = std::min<int64_t>(issue->end_by_ns, FreeAt(device, now) + gap.p10);
@@ -121,14 +130,17 @@ bool EngineImpl::SliceAllows(const Instance& instance, uint32_t op, const Device
   return true;
 }
 
-// Whether the access queues let the op touch its pieces, and whether they are or can come to where it was placed.
+// Whether the access queues let the op touch its pieces, and whether they are or can come to where
+// it was placed.
 bool EngineImpl::PiecesReady(Instance* instance, uint32_t op, DomainIndex domain, bool* must_move) {
   *must_move = false;
   for (const PieceUse& use : instance->binding->group_pieces[op]) {
     const gmg::AccessQueue& queue = use.piece->queue;
     const auto kind = AccessEntry::Kind::kInstance;
     if (use.piece->moving || use.piece->lost) return false;
-    if (!(use.write ? queue.MayWrite(kind, instance->id.value) : queue.MayRead(kind, instance->id.value))) return false;
+    if (!(use.write ? queue.MayWrite(kind, instance->id.value)
+                    : queue.MayRead(kind, instance->id.value)))
+      return false;
     if (use.piece->domain == domain) continue;
     *must_move = true;
     if (!queue.IsFirst(kind, instance->id.value)) return false;
@@ -136,8 +148,10 @@ bool EngineImpl::PiecesReady(Instance* instance, uint32_t op, DomainIndex domain
   return true;
 }
 
-// Brings a placed op as near to its issue as possible: memory, transfers, moves. kYes: everything is there or on its way.
-EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceState* device, TimeNs now) {
+// Brings a placed op as near to its issue as possible: memory, transfers, moves. kYes: everything
+// is there or on its way.
+EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceState* device,
+                                      TimeNs now) {
   OpExtra& extra = instance->ops[op];
   const DomainIndex domain = device->domain;
   const uint64_t bit = uint64_t{1} << domain;
@@ -147,7 +161,8 @@ EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceSta
     const gmg::OpRecord& record = Op(*instance, before);
     if (record.state == OpState::kDone) continue;
     const bool launched = record.state == OpState::kLaunched;
-    if ((launched || record.state == OpState::kIssued) && record.device == device->index && !instance->ops[before].recall_sent) {
+    if ((launched || record.state == OpState::kIssued) && record.device == device->index &&
+        !instance->ops[before].recall_sent) {
       local_pending = true;
     } else if (launched && DomainOf(record.device) != domain) {
       remote_pending = true;  // worth watching its output
@@ -180,7 +195,8 @@ EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceSta
     for (const uint32_t crossing : instance->binding->graph->groups[op].in) {
       const gmg::TensorRecord& value = Value(*instance, crossing);
       const DeviceIndex producer = Op(*instance, value.producer).device;
-      if (((value.residency | value.in_flight) & bit) == 0 && DomainOf(producer) != domain) missing_.push_back(crossing);
+      if (((value.residency | value.in_flight) & bit) == 0 && DomainOf(producer) != domain)
+        missing_.push_back(crossing);
     }
     if (!TakeGrant(instance, op, device->index)) return home ? Ready::kNo : elsewhere();
     extra.prepared = true;
@@ -257,7 +273,8 @@ bool EngineImpl::IssueAll(TimeNs now) {
   return replaced;
 }
 
-void EngineImpl::IssueOp(Instance* instance, uint32_t op, DeviceState* device, const wire::Issue& window, TimeNs now) {
+void EngineImpl::IssueOp(Instance* instance, uint32_t op, DeviceState* device,
+                         const wire::Issue& window, TimeNs now) {
   OpExtra& extra = instance->ops[op];
   gmg::OpRecord& record = Op(*instance, op);
   wire::Issue issue = window;
@@ -279,14 +296,16 @@ void EngineImpl::IssueOp(Instance* instance, uint32_t op, DeviceState* device, c
   Send(wire::kIssue, issue, device->index);
 }
 
-// ---- recall -------------------------------------------------------------------------------------------------------
+// ---- recall
+// -------------------------------------------------------------------------------------------------------
 
 void EngineImpl::RecallOp(Instance* instance, uint32_t op, TimeNs now) {
   OpExtra& extra = instance->ops[op];
   if (extra.recall_sent || Op(*instance, op).state != OpState::kIssued || !executor_up_) return;
   extra.recall_sent = true;
   ++counters_.recalls;
-  Send(wire::kRecall, wire::Recall{instance->id.value, instance->attempt, op}, Op(*instance, op).device);
+  Send(wire::kRecall, wire::Recall{instance->id.value, instance->attempt, op},
+       Op(*instance, op).device);
   TraceEvent event;
   event.kind = TraceEvent::Kind::kRecall;
   event.tenant = instance->tenant->config.id;
@@ -302,12 +321,15 @@ void EngineImpl::RecallOp(Instance* instance, uint32_t op, TimeNs now) {
 void EngineImpl::WantUnplace(Instance* instance, uint32_t op) {
   OpExtra& extra = instance->ops[op];
   const OpState state = Op(*instance, op).state;
-  if (extra.want_unplace || extra.moved_piece || (state != OpState::kPlaced && state != OpState::kIssued)) return;
+  if (extra.want_unplace || extra.moved_piece ||
+      (state != OpState::kPlaced && state != OpState::kIssued))
+    return;
   extra.want_unplace = true;
   for (const uint32_t next : instance->graph->groups()[op].successors) WantUnplace(instance, next);
 }
 
-// Takes back what it can now, dependants first; asks the executor for what it holds. Called again with each answer.
+// Takes back what it can now, dependants first; asks the executor for what it holds. Called again
+// with each answer.
 void EngineImpl::UnplaceWanted(Instance* instance, TimeNs now) {
   for (auto op = static_cast<uint32_t>(instance->ops.size()); op-- > instance->first_unfinished;) {
     OpExtra& extra = instance->ops[op];
@@ -350,7 +372,8 @@ void EngineImpl::RecallOffline(uint64_t devices, TimeNs now, const char* cause) 
     for (const auto* const list : {&device.issued, &device.placed}) {
       for (const OpRef& ref : *list) {
         const bool offline = ref.instance->boosted_class == ServiceClass::kOffline;
-        if (offline && now - ref.instance->ops[ref.op].last_replaced >= kReplaceEvery) recall_.push_back(ref);
+        if (offline && now - ref.instance->ops[ref.op].last_replaced >= kReplaceEvery)
+          recall_.push_back(ref);
       }
     }
     for (const OpRef& ref : recall_) WantUnplace(ref.instance, ref.op);

@@ -1,7 +1,8 @@
-// Memory of instances: peaks in template order, grants, and the death of values (scheduling rules, section 2).
+// Memory of instances: peaks in template order, grants, and the death of values (scheduling rules,
+// section 2).
 //
-// A copy of a value lives in a domain from its making (or the first use there) until all its consumers are done,
-// wherever they ran: that is when the executor may drop it.
+// A copy of a value lives in a domain from its making (or the first use there) until all its
+// consumers are done, wherever they ran: that is when the executor may drop it.
 #include <algorithm>
 
 #include "daemon/engine/engine_impl.h"
@@ -13,13 +14,15 @@ using gmg::OpState;
 
 int64_t EngineImpl::ScratchBytes(const Instance& instance, uint32_t op) const {
   int64_t bytes = 0;
-  for (const uint32_t result : instance.binding->graph->groups[op].scratch) bytes += Charged(instance.sizes.result_bytes[result]);
+  for (const uint32_t result : instance.binding->graph->groups[op].scratch)
+    bytes += Charged(instance.sizes.result_bytes[result]);
   return bytes;
 }
 
 int64_t EngineImpl::OutputBytes(const Instance& instance, uint32_t op) const {
   int64_t bytes = ScratchBytes(instance, op);
-  for (const uint32_t crossing : instance.binding->graph->groups[op].out) bytes += Charged(instance.sizes.crossing_bytes[crossing]);
+  for (const uint32_t crossing : instance.binding->graph->groups[op].out)
+    bytes += Charged(instance.sizes.crossing_bytes[crossing]);
   return bytes;
 }
 
@@ -34,23 +37,26 @@ int64_t EngineImpl::MissingInputBytes(const Instance& instance, uint32_t op, Dom
     if (!made_there) bytes += Charged(value.bytes);
   }
   for (const uint32_t dynamic : instance.graph->groups()[op].dynamic_in) {
-    if ((instance.dynamics[dynamic].present >> domain & 1) == 0) bytes += Charged(instance.sizes.dynamic_bytes[dynamic]);
+    if ((instance.dynamics[dynamic].present >> domain & 1) == 0)
+      bytes += Charged(instance.sizes.dynamic_bytes[dynamic]);
   }
   return bytes;
 }
 
-void EngineImpl::ComputePeaks(const Instance& instance, std::vector<int64_t>* peaks, std::vector<int64_t>* lanes) {
+void EngineImpl::ComputePeaks(const Instance& instance, std::vector<int64_t>* peaks,
+                              std::vector<int64_t>* lanes) {
   const TemplateEntry& entry = *instance.binding->graph;
   const auto op_count = static_cast<uint32_t>(instance.graph->groups().size());
   peaks->assign(config_.domains.size(), 0);
   lanes->assign(devices_.size(), 0);
   static thread_local std::vector<int64_t> live;
-  static thread_local std::vector<uint64_t> values, dynamics;   // domains that hold a copy
+  static thread_local std::vector<uint64_t> values, dynamics;  // domains that hold a copy
   live.assign(config_.domains.size(), 0);
   values.assign(instance.sizes.crossing_bytes.size(), 0);
   dynamics.assign(instance.sizes.dynamic_bytes.size(), 0);
   const auto release = [&](uint64_t domains, int64_t bytes) {
-    for (; domains != 0; domains &= domains - 1) live[static_cast<size_t>(__builtin_ctzll(domains))] -= bytes;
+    for (; domains != 0; domains &= domains - 1)
+      live[static_cast<size_t>(__builtin_ctzll(domains))] -= bytes;
   };
   for (uint32_t op = 0; op < op_count; ++op) {
     const DomainIndex domain = instance.home[op];
@@ -63,40 +69,45 @@ void EngineImpl::ComputePeaks(const Instance& instance, std::vector<int64_t>* pe
     const TemplateEntry::GroupPlan& plan = entry.groups[op];
     for (const uint32_t c : plan.in) hold(&values[c], instance.sizes.crossing_bytes[c]);
     for (const uint32_t c : plan.out) hold(&values[c], instance.sizes.crossing_bytes[c]);
-    for (const uint32_t d : instance.graph->groups()[op].dynamic_in) hold(&dynamics[d], instance.sizes.dynamic_bytes[d]);
+    for (const uint32_t d : instance.graph->groups()[op].dynamic_in)
+      hold(&dynamics[d], instance.sizes.dynamic_bytes[d]);
     const int64_t scratch = ScratchBytes(instance, op);
     (*peaks)[domain] = std::max((*peaks)[domain], live[domain] + scratch);
     for (const uint32_t c : plan.in) {
       if (entry.last_use[c] == op) release(values[c], Charged(instance.sizes.crossing_bytes[c]));
     }
     for (const uint32_t d : instance.graph->groups()[op].dynamic_in) {
-      if (entry.dynamic_last[d] == op) release(dynamics[d], Charged(instance.sizes.dynamic_bytes[d]));
+      if (entry.dynamic_last[d] == op)
+        release(dynamics[d], Charged(instance.sizes.dynamic_bytes[d]));
     }
     const int64_t workspace = instance.sizes.workspace_bytes[op] + config_.workspace_margin_bytes;
-    for (uint64_t mask = DomainDevices(domain) & instance.tenant->config.device_mask; mask != 0; mask &= mask - 1) {
+    for (uint64_t mask = DomainDevices(domain) & instance.tenant->config.device_mask; mask != 0;
+         mask &= mask - 1) {
       int64_t& lane = (*lanes)[static_cast<size_t>(__builtin_ctzll(mask))];
       lane = std::max(lane, Charged(workspace));
     }
   }
 }
 
-// Whether `op` runs in template order at home, so that its memory is inside the reservation: every earlier op is done,
-// or goes before it on the same device with all its inputs there.
+// Whether `op` runs in template order at home, so that its memory is inside the reservation: every
+// earlier op is done, or goes before it on the same device with all its inputs there.
 bool EngineImpl::InOrder(const Instance& instance, uint32_t op, DeviceIndex device) {
   if (instance.home[op] != DomainOf(device)) return false;
   const gmg::OpRecord* const ops = gmg_.ops(instance.slot);
   for (uint32_t before = instance.first_unfinished; before < op; ++before) {
     const OpState state = ops[before].state;
     if (state == OpState::kDone) continue;
-    const bool ahead = (state == OpState::kIssued || state == OpState::kLaunched) && ops[before].device == device &&
-                       instance.ops[before].settled && !instance.ops[before].recall_sent;
+    const bool ahead = (state == OpState::kIssued || state == OpState::kLaunched) &&
+                       ops[before].device == device && instance.ops[before].settled &&
+                       !instance.ops[before].recall_sent;
     if (!ahead) return false;
   }
   return true;
 }
 
-// Takes memory for everything that `op` makes in the domain of `device` and every input copy that it needs there, all or
-// nothing. Ops in template order at home are paid by the reservation and always succeed.
+// Takes memory for everything that `op` makes in the domain of `device` and every input copy that
+// it needs there, all or nothing. Ops in template order at home are paid by the reservation and
+// always succeed.
 bool EngineImpl::TakeGrant(Instance* instance, uint32_t op, DeviceIndex device) {
   OpExtra& extra = instance->ops[op];
   const DomainIndex domain = DomainOf(device);
@@ -105,11 +116,13 @@ bool EngineImpl::TakeGrant(Instance* instance, uint32_t op, DeviceIndex device) 
   const TenantId tenant = instance->tenant->config.id;
   if (!reserved) {
     const int64_t bytes = OutputBytes(*instance, op) + MissingInputBytes(*instance, op, domain);
-    const int64_t workspace = Charged(instance->sizes.workspace_bytes[op] + config_.workspace_margin_bytes);
+    const int64_t workspace =
+        Charged(instance->sizes.workspace_bytes[op] + config_.workspace_margin_bytes);
     const int64_t raise = ledger_.LaneRaise(device, workspace);
     const int64_t quota = instance->tenant->config.memory_bytes_max;
     if (bytes + raise > ledger_.pool_free(domain)) return false;
-    if (quota > 0 && bytes > quota - ledger_.pool_used(tenant) - ledger_.retained_used(tenant)) return false;
+    if (quota > 0 && bytes > quota - ledger_.pool_used(tenant) - ledger_.retained_used(tenant))
+      return false;
     if (raise > 0) ledger_.SetLane(device, workspace);
     instance->lanes[device] = std::max(instance->lanes[device], workspace);
     ledger_.Charge(tenant, MemoryKind::kGrant, domain, bytes);
@@ -140,7 +153,8 @@ bool EngineImpl::TakeGrant(Instance* instance, uint32_t op, DeviceIndex device) 
   return true;
 }
 
-// The op will not run here after all: what it would have made is given back. Input copies stay until their values die.
+// The op will not run here after all: what it would have made is given back. Input copies stay
+// until their values die.
 void EngineImpl::ReleaseOutputs(Instance* instance, uint32_t op) {
   OpExtra& extra = instance->ops[op];
   if (!extra.outputs_granted) return;
@@ -152,14 +166,15 @@ void EngineImpl::ReleaseOutputs(Instance* instance, uint32_t op) {
     gmg::TensorRecord& value = Value(*instance, crossing);
     value.granted = value.granted & ~bit;
   }
-  ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant, domain, OutputBytes(*instance, op));
+  ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant, domain,
+                  OutputBytes(*instance, op));
   admission_dirty_ = true;
 }
 
 void EngineImpl::ReleaseScratch(Instance* instance, uint32_t op) {
   if (!instance->ops[op].outputs_granted) return;
-  ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant, DomainOf(Op(*instance, op).device),
-                  ScratchBytes(*instance, op));
+  ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant,
+                  DomainOf(Op(*instance, op).device), ScratchBytes(*instance, op));
   instance->ops[op].outputs_granted = false;  // the values' own masks say what is still charged
 }
 
@@ -168,8 +183,8 @@ void EngineImpl::ReleaseValueIfDead(Instance* instance, uint32_t crossing) {
   if (value.consumers_left > 0 || value.in_flight != 0) return;
   gmg_.Write(instance->slot);
   for (uint64_t mask = value.granted; mask != 0; mask &= mask - 1) {
-    ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant, static_cast<DomainIndex>(__builtin_ctzll(mask)),
-                    Charged(value.bytes));
+    ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant,
+                    static_cast<DomainIndex>(__builtin_ctzll(mask)), Charged(value.bytes));
     admission_dirty_ = true;
   }
   value.granted = uint64_t{0};
@@ -180,7 +195,8 @@ void EngineImpl::ReleaseDynamicIfDead(Instance* instance, uint32_t dynamic) {
   DynamicExtra& input = instance->dynamics[dynamic];
   if (input.uses_left > 0) return;
   for (uint64_t mask = input.granted; mask != 0; mask &= mask - 1) {
-    ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant, static_cast<DomainIndex>(__builtin_ctzll(mask)),
+    ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant,
+                    static_cast<DomainIndex>(__builtin_ctzll(mask)),
                     Charged(instance->sizes.dynamic_bytes[dynamic]));
     admission_dirty_ = true;
   }

@@ -1,5 +1,5 @@
-// Loss and return of the executor (scheduling rules, sections 3 and 8). Values in pools are gone; managed segments and
-// imported tensors survive; replicas are made again.
+// Loss and return of the executor (scheduling rules, sections 3 and 8). Values in pools are gone;
+// managed segments and imported tensors survive; replicas are made again.
 #include <algorithm>
 
 #include "daemon/engine/engine_impl.h"
@@ -17,14 +17,17 @@ void EngineImpl::ExecutorLost(TimeNs now) {
   // Those that began no write run again, unnoticed. The list changes while others fail.
   const std::vector<Instance*> live = started_;
   for (Instance* const instance : live) {
-    if (std::find(started_.begin(), started_.end(), instance) == started_.end()) continue;  // failed with another's pieces
+    if (std::find(started_.begin(), started_.end(), instance) == started_.end())
+      continue;  // failed with another's pieces
     if (instance->phase == Phase::kEnding) {
       Finalise(instance, now);
     } else if (instance->began_write) {
       const bool half = instance->writing_ops_left > 0;
       FailInstance(instance, StatusCode::kStateLost,
-                   half ? "the executor died while it wrote its tensors; reset them and start the sequence again"
-                        : "the executor died after it wrote its tensors and before its results; reset them and start again",
+                   half ? "the executor died while it wrote its tensors; reset them and start the "
+                          "sequence again"
+                        : "the executor died after it wrote its tensors and before its results; "
+                          "reset them and start again",
                    0xffffffff, now);
     } else {
       RestartInstance(instance);
@@ -57,7 +60,8 @@ void EngineImpl::SettleEverythingInFlight(TimeNs now) {
   for (const auto& [id, set] : sets_) {
     const uint64_t home = uint64_t{1} << set->config.home;
     for (uint64_t mask = set->resident & ~home; mask != 0; mask &= mask - 1) {
-      replications_.push_back({set.get(), static_cast<DomainIndex>(__builtin_ctzll(mask)), 0, 0, 0, false, true, 0});
+      replications_.push_back(
+          {set.get(), static_cast<DomainIndex>(__builtin_ctzll(mask)), 0, 0, 0, false, true, 0});
       ++set->uses;
     }
     set->resident = home;
@@ -72,8 +76,8 @@ void EngineImpl::SettleEverythingInFlight(TimeNs now) {
   for (CommandPart* const part : gone) FinishPart(part, StatusCode::kCancelled, now);
 }
 
-// Back to the queue for a new attempt: its home may have lost its replicas, so it reserves anew. Its entries in the access
-// queues keep their places.
+// Back to the queue for a new attempt: its home may have lost its replicas, so it reserves anew.
+// Its entries in the access queues keep their places.
 void EngineImpl::RestartInstance(Instance* instance) {
   ReleaseAllMemory(instance);
   ReleaseReservation(instance);
@@ -92,7 +96,8 @@ void EngineImpl::RestartInstance(Instance* instance) {
   instance->first_start = instance->last_finish = 0;
   instance->last_device = kNoDevice;
   const TemplateEntry& entry = *instance->binding->graph;
-  for (size_t d = 0; d < instance->dynamics.size(); ++d) instance->dynamics[d] = {0, 0, entry.dynamic_uses[d]};
+  for (size_t d = 0; d < instance->dynamics.size(); ++d)
+    instance->dynamics[d] = {0, 0, entry.dynamic_uses[d]};
   for (OpExtra& extra : instance->ops) {
     const DurationNs duration = extra.duration;
     extra = OpExtra{};
@@ -110,8 +115,9 @@ void EngineImpl::RestartInstance(Instance* instance) {
     PublishPiece(*use.piece);
   }
   if (overwritten) {
-    FailInstance(instance, StatusCode::kStateLost, "the executor died, and a tensor it had read has been written since",
-                 0xffffffff, now_);
+    FailInstance(instance, StatusCode::kStateLost,
+                 "the executor died, and a tensor it had read has been written since", 0xffffffff,
+                 now_);
   }
 }
 
@@ -136,7 +142,8 @@ void EngineImpl::ExecutorGivenUp(TimeNs now) {
     for (size_t i = list.size(); i-- > 0;) {
       const bool there = list[i]->phase == Phase::kWaiting || list[i]->phase == Phase::kStarted;
       if (there && !list[i]->completed) {
-        FailInstance(list[i], StatusCode::kExecutorLost, "the executor died and could not be restarted; try again", 0xffffffff, now);
+        FailInstance(list[i], StatusCode::kExecutorLost,
+                     "the executor died and could not be restarted; try again", 0xffffffff, now);
       }
     }
   };

@@ -1,5 +1,5 @@
-// The executor's records. Every one is checked for sense first; late and repeated ones are ignored by (instance, op,
-// attempt); nonsense is PROTOCOL, on which the shell restarts the executor.
+// The executor's records. Every one is checked for sense first; late and repeated ones are ignored
+// by (instance, op, attempt); nonsense is PROTOCOL, on which the shell restarts the executor.
 #include <algorithm>
 #include <cstring>
 
@@ -22,33 +22,45 @@ bool Decode(std::span<const std::byte> payload, Record* record) {
   return true;
 }
 Status Garbage(const char* what, uint64_t a, uint64_t b) {
-  return Error(StatusCode::kProtocol, "executor report: %s (%llu, %llu)", what, static_cast<unsigned long long>(a),
-               static_cast<unsigned long long>(b));
+  return Error(StatusCode::kProtocol, "executor report: %s (%llu, %llu)", what,
+               static_cast<unsigned long long>(a), static_cast<unsigned long long>(b));
 }
 }  // namespace
 
 Status EngineImpl::HandleReport(uint32_t type, std::span<const std::byte> payload, TimeNs now) {
   now_ = now;
-  const auto dispatch = [&]<typename Record>(Record record, Status (EngineImpl::*on)(const Record&, TimeNs)) {
-    if (!Decode(payload, &record)) return Garbage("a record of the wrong size", type, payload.size());
+  const auto dispatch = [&]<typename Record>(Record record,
+                                             Status (EngineImpl::*on)(const Record&, TimeNs)) {
+    if (!Decode(payload, &record))
+      return Garbage("a record of the wrong size", type, payload.size());
     Status status = (this->*on)(record, now);
     gmg_.CloseWrites();
     return status;
   };
   switch (type) {
-    case wire::kStarted: return dispatch(wire::Started{}, &EngineImpl::OnStarted);
-    case wire::kFinished: return dispatch(wire::Finished{}, &EngineImpl::OnFinished);
-    case wire::kFailed: return dispatch(wire::Failed{}, &EngineImpl::OnFailed);
-    case wire::kRecalled: return dispatch(wire::Recalled{}, &EngineImpl::OnRecalled);
-    case wire::kIntent: return dispatch(wire::Intent{}, &EngineImpl::OnIntent);
-    case wire::kTransferDone: return dispatch(wire::TransferDone{}, &EngineImpl::OnTransferDone);
-    case wire::kCommandDone: return dispatch(wire::CommandDone{}, &EngineImpl::OnCommandDone);
-    case wire::kInstanceEnded: return dispatch(wire::InstanceEnded{}, &EngineImpl::OnInstanceEnded);
-    default: return Garbage("unknown type", type, payload.size());
+    case wire::kStarted:
+      return dispatch(wire::Started{}, &EngineImpl::OnStarted);
+    case wire::kFinished:
+      return dispatch(wire::Finished{}, &EngineImpl::OnFinished);
+    case wire::kFailed:
+      return dispatch(wire::Failed{}, &EngineImpl::OnFailed);
+    case wire::kRecalled:
+      return dispatch(wire::Recalled{}, &EngineImpl::OnRecalled);
+    case wire::kIntent:
+      return dispatch(wire::Intent{}, &EngineImpl::OnIntent);
+    case wire::kTransferDone:
+      return dispatch(wire::TransferDone{}, &EngineImpl::OnTransferDone);
+    case wire::kCommandDone:
+      return dispatch(wire::CommandDone{}, &EngineImpl::OnCommandDone);
+    case wire::kInstanceEnded:
+      return dispatch(wire::InstanceEnded{}, &EngineImpl::OnInstanceEnded);
+    default:
+      return Garbage("unknown type", type, payload.size());
   }
 }
 
-// *found stays null for a report that is late: of an instance that is gone or of an earlier attempt.
+// *found stays null for a report that is late: of an instance that is gone or of an earlier
+// attempt.
 Status EngineImpl::FindOp(uint64_t id, uint32_t attempt, uint32_t op, Instance** found) {
   *found = nullptr;
   Instance* const instance = FindInstance(id);
@@ -73,7 +85,8 @@ void EngineImpl::Launch(Instance* instance, uint32_t op, TimeNs start) {
     instance->first_start = start;
     gmg_.Write(instance->slot).start_ns = start;
   }
-  for (const PieceUse& use : instance->binding->group_pieces[op]) instance->began_write |= use.write;
+  for (const PieceUse& use : instance->binding->group_pieces[op])
+    instance->began_write |= use.write;
   work_dirty_ = true;
 }
 
@@ -83,9 +96,12 @@ Status EngineImpl::OnStarted(const wire::Started& report, TimeNs now) {
   if (instance == nullptr) return Status::Ok();
   const gmg::OpRecord& record = Op(*instance, report.op);
   if (record.state >= OpState::kLaunched) return Status::Ok();  // repeated
-  if (record.state != OpState::kIssued) return Garbage("started an op that was not issued", report.instance, report.op);
-  if (report.device != record.device) return Garbage("an op on another device than its own", report.instance, report.device);
-  if (report.start_ns < 0 || report.start_ns > now + kSecond) return Garbage("a start in the future", report.instance, report.op);
+  if (record.state != OpState::kIssued)
+    return Garbage("started an op that was not issued", report.instance, report.op);
+  if (report.device != record.device)
+    return Garbage("an op on another device than its own", report.instance, report.device);
+  if (report.start_ns < 0 || report.start_ns > now + kSecond)
+    return Garbage("a start in the future", report.instance, report.op);
   Launch(instance, report.op, report.start_ns);
   if (instance->phase == Phase::kStarted) UnplaceWanted(instance, now);
   return Status::Ok();
@@ -97,12 +113,17 @@ Status EngineImpl::OnFinished(const wire::Finished& report, TimeNs now) {
   if (instance == nullptr) return Status::Ok();
   gmg::OpRecord& record = Op(*instance, report.op);
   if (record.state > OpState::kLaunched) return Status::Ok();  // repeated
-  if (record.state < OpState::kIssued) return Garbage("finished an op that was not issued", report.instance, report.op);
-  if (report.device != record.device) return Garbage("an op on another device than its own", report.instance, report.device);
-  const bool sane = report.start_ns >= 0 && report.end_ns >= report.start_ns && report.end_ns <= now + kSecond;
-  if (!sane || report.cpu_ns < 0 || report.peak_bytes < 0) return Garbage("times or bytes that cannot be", report.instance, report.op);
+  if (record.state < OpState::kIssued)
+    return Garbage("finished an op that was not issued", report.instance, report.op);
+  if (report.device != record.device)
+    return Garbage("an op on another device than its own", report.instance, report.device);
+  const bool sane =
+      report.start_ns >= 0 && report.end_ns >= report.start_ns && report.end_ns <= now + kSecond;
+  if (!sane || report.cpu_ns < 0 || report.peak_bytes < 0)
+    return Garbage("times or bytes that cannot be", report.instance, report.op);
   for (const uint32_t before : instance->graph->groups()[report.op].predecessors) {
-    if (Op(*instance, before).state != OpState::kDone) return Garbage("finished before a predecessor", report.instance, report.op);
+    if (Op(*instance, before).state != OpState::kDone)
+      return Garbage("finished before a predecessor", report.instance, report.op);
   }
   if (record.state == OpState::kIssued) Launch(instance, report.op, report.start_ns);
   RecordOp(instance, report.op, report, now);
@@ -111,17 +132,21 @@ Status EngineImpl::OnFinished(const wire::Finished& report, TimeNs now) {
 }
 
 // Measurements: estimators, device time, latency of reports, the timeline.
-void EngineImpl::RecordOp(Instance* instance, uint32_t op, const wire::Finished& report, TimeNs now) {
+void EngineImpl::RecordOp(Instance* instance, uint32_t op, const wire::Finished& report,
+                          TimeNs now) {
   gmg::OpRecord& record = Op(*instance, op);
   DeviceState& device = devices_[record.device];
   const DurationNs duration = report.end_ns - report.start_ns;
-  op_estimator_.Observe({instance->graph->groups()[op].signature, config_.devices[device.index].kind, instance->sizes.flops[op],
-                         instance->sizes.bytes[op]}, duration);
+  op_estimator_.Observe(
+      {instance->graph->groups()[op].signature, config_.devices[device.index].kind,
+       instance->sizes.flops[op], instance->sizes.bytes[op]},
+      duration);
   // A p99 that follows: up by 99 parts for a sample above, down by one for a sample below.
   const DurationNs latency = std::clamp<DurationNs>(now - report.end_ns, 0, 5 * kMillisecond);
   constexpr DurationNs kStep = 2 * kMicrosecond;
-  report_latency_p99_ = latency > report_latency_p99_ ? std::min(latency, report_latency_p99_ + 99 * kStep)
-                                                      : std::max<DurationNs>(report_latency_p99_ - kStep, 0);
+  report_latency_p99_ = latency > report_latency_p99_
+                            ? std::min(latency, report_latency_p99_ + 99 * kStep)
+                            : std::max<DurationNs>(report_latency_p99_ - kStep, 0);
   counters_.device_busy[device.index] += duration;
   counters_.device_cpu[device.index] += report.cpu_ns;
   ++counters_.ops_executed;
@@ -149,9 +174,11 @@ void EngineImpl::RecordOp(Instance* instance, uint32_t op, const wire::Finished&
   record.finish_ns = report.end_ns;
   instance->last_finish = std::max<TimeNs>(instance->last_finish, report.end_ns);
   instance->last_device = device.index;
-  const bool slipped = static_cast<double>(duration) > kSlip * static_cast<double>(instance->ops[op].duration) &&
-                       duration - instance->ops[op].duration > kMillisecond;
-  if (slipped && policy_->RespectsSlices()) RecallOffline(uint64_t{1} << device.index, now, "prediction missed");
+  const bool slipped =
+      static_cast<double>(duration) > kSlip * static_cast<double>(instance->ops[op].duration) &&
+      duration - instance->ops[op].duration > kMillisecond;
+  if (slipped && policy_->RespectsSlices())
+    RecallOffline(uint64_t{1} << device.index, now, "prediction missed");
 }
 
 void EngineImpl::OpDone(Instance* instance, uint32_t op, TimeNs now) {
@@ -180,7 +207,8 @@ void EngineImpl::OpDone(Instance* instance, uint32_t op, TimeNs now) {
       ++use.piece->version;
     } else {
       const auto& pieces = instance->binding->pieces;
-      const auto whole = std::find_if(pieces.begin(), pieces.end(), [&](const PieceUse& p) { return p.piece == use.piece; });
+      const auto whole = std::find_if(pieces.begin(), pieces.end(),
+                                      [&](const PieceUse& p) { return p.piece == use.piece; });
       instance->read_versions[static_cast<size_t>(whole - pieces.begin())] = use.piece->version;
     }
     use.piece->queue.UseDone(AccessEntry::Kind::kInstance, instance->id.value);
@@ -229,7 +257,8 @@ Status EngineImpl::OnFailed(const wire::Failed& report, TimeNs now) {
   if (instance == nullptr) return Status::Ok();
   const gmg::OpRecord& record = Op(*instance, report.op);
   if (record.state > OpState::kLaunched) return Status::Ok();
-  if (record.state < OpState::kIssued) return Garbage("failed an op that was not issued", report.instance, report.op);
+  if (record.state < OpState::kIssued)
+    return Garbage("failed an op that was not issued", report.instance, report.op);
   DeviceState& device = devices_[record.device];
   std::erase(device.issued, OpRef{instance, report.op});
   std::erase(device.launched, OpRef{instance, report.op});
@@ -240,7 +269,8 @@ Status EngineImpl::OnFailed(const wire::Failed& report, TimeNs now) {
   const std::string& name = instance->graph->groups()[report.op].name;
   const bool known = report.status > SLICE_OK && report.status <= SLICE_ERR_TIMEOUT;
   FailInstance(instance, known ? static_cast<StatusCode>(report.status) : StatusCode::kOpFailed,
-               "operator " + std::to_string(report.op) + " '" + name + "': " + text, report.op, now);
+               "operator " + std::to_string(report.op) + " '" + name + "': " + text, report.op,
+               now);
   return Status::Ok();
 }
 
@@ -259,7 +289,8 @@ Status EngineImpl::OnRecalled(const wire::Recalled& report, TimeNs now) {
   DeviceState& device = devices_[record.device];
   std::erase(device.issued, OpRef{instance, report.op});
   work_dirty_ = true;
-  if (report.reason == 0) extra.recall_sent = false;  // else the Recall on its way is still to be answered
+  if (report.reason == 0)
+    extra.recall_sent = false;  // else the Recall on its way is still to be answered
   if (instance->phase != Phase::kStarted) {
     SetState(instance, report.op, OpState::kCancelled);
     return Status::Ok();
@@ -275,7 +306,8 @@ Status EngineImpl::OnRecalled(const wire::Recalled& report, TimeNs now) {
     WantUnplace(instance, report.op);
   }
   // Ops issued behind it wait there for nothing.
-  for (const uint32_t next : instance->graph->groups()[report.op].successors) WantUnplace(instance, next);
+  for (const uint32_t next : instance->graph->groups()[report.op].successors)
+    WantUnplace(instance, next);
   UnplaceWanted(instance, now);
   return Status::Ok();
 }
@@ -294,9 +326,11 @@ Status EngineImpl::OnTransferDone(const wire::TransferDone& report, TimeNs now) 
   if (transfer == nullptr) return Status::Ok();
   if (report.status == SLICE_OK) {
     if (transfer->admitted == 0) return Garbage("a copy that was not admitted", report.transfer, 0);
-    const bool sane = report.start_ns >= 0 && report.end_ns >= report.start_ns && report.end_ns <= now + kSecond;
+    const bool sane =
+        report.start_ns >= 0 && report.end_ns >= report.start_ns && report.end_ns <= now + kSecond;
     if (!sane) return Garbage("times that cannot be", report.transfer, 0);
-    transfer_estimator_.Observe(transfer->source, transfer->destination, transfer->bytes, report.end_ns - report.start_ns);
+    transfer_estimator_.Observe(transfer->source, transfer->destination, transfer->bytes,
+                                report.end_ns - report.start_ns);
     ++counters_.transfers;
     TraceEvent event;
     event.kind = TraceEvent::Kind::kTransfer;
@@ -327,10 +361,12 @@ Status EngineImpl::OnCommandDone(const wire::CommandDone& report, TimeNs now) {
 Status EngineImpl::OnInstanceEnded(const wire::InstanceEnded& report, TimeNs now) {
   Instance* const instance = FindInstance(report.instance);
   if (instance == nullptr || report.attempt != instance->attempt) return Status::Ok();
-  if (instance->phase != Phase::kEnding) return Garbage("ended an instance that runs", report.instance, report.attempt);
+  if (instance->phase != Phase::kEnding)
+    return Garbage("ended an instance that runs", report.instance, report.attempt);
   for (const DeviceState& device : devices_) {
     for (const OpRef& ref : device.launched) {
-      if (ref.instance == instance) return Garbage("ended an instance with a launched op", report.instance, ref.op);
+      if (ref.instance == instance)
+        return Garbage("ended an instance with a launched op", report.instance, ref.op);
     }
   }
   Finalise(instance, now);

@@ -1,5 +1,7 @@
-// Rounds: the best unscheduled op, its connected batch, the policy's decision, the placement (scheduling rules 1, 4, 5).
+// Rounds: the best unscheduled op, its connected batch, the policy's decision, the placement
+// (scheduling rules 1, 4, 5).
 #include <algorithm>
+#include <utility>
 
 #include "daemon/engine/engine_impl.h"
 
@@ -9,7 +11,8 @@ using gmg::AccessEntry;
 using gmg::OpState;
 
 namespace {
-constexpr int kDeferralsPerRun = 4;             // the best deferred batches; the rest would be deferred as well
+constexpr int kDeferralsPerRun =
+    4;  // the best deferred batches; the rest would be deferred as well
 constexpr DurationNs kRetryMin = 100 * kMicrosecond;
 constexpr DurationNs kRetryMax = 50 * kMillisecond;  // a deferral always has a wake
 }  // namespace
@@ -39,14 +42,17 @@ DurationNs EngineImpl::Backlog(const DeviceState& device, ServiceClass service_c
   return total;
 }
 
-bool EngineImpl::CanMove(const Piece& piece, const Instance& instance, uint32_t op, DomainIndex domain) const {
-  if (!piece.managed || piece.lost || piece.moving || (piece.set->config.segment_domains >> domain & 1) == 0 ||
+bool EngineImpl::CanMove(const Piece& piece, const Instance& instance, uint32_t op,
+                         DomainIndex domain) const {
+  if (!piece.managed || piece.lost || piece.moving ||
+      (piece.set->config.segment_domains >> domain & 1) == 0 ||
       piece.bytes > ledger_.retained_free(domain)) {
     return false;
   }
   // Home, or to where other pieces of the op went already: it has nowhere else to run.
   if (domain == instance.home[op] || instance.ops[op].moved_piece) return true;
-  // Else only while nobody else who has started counts on its place, and no better class is queued behind.
+  // Else only while nobody else who has started counts on its place, and no better class is queued
+  // behind.
   for (const AccessEntry& entry : piece.queue.entries()) {
     if (entry.kind == AccessEntry::Kind::kMove) return false;
     if (entry.kind != AccessEntry::Kind::kInstance) continue;
@@ -55,7 +61,9 @@ bool EngineImpl::CanMove(const Piece& piece, const Instance& instance, uint32_t 
       continue;
     }
     const Instance* const other = FindInstance(entry.owner);
-    if (other == nullptr || other->phase != Phase::kWaiting || other->service_class < instance.service_class) return false;
+    if (other == nullptr || other->phase != Phase::kWaiting ||
+        other->service_class < instance.service_class)
+      return false;
   }
   return true;
 }
@@ -69,7 +77,9 @@ uint64_t EngineImpl::AllowedDevices(const Instance& instance, uint32_t op) {
   for (const PieceUse& use : instance.binding->group_pieces[op]) {
     uint64_t reachable = uint64_t{1} << use.piece->domain;
     for (DomainIndex d = 0; d < config_.domains.size(); ++d) {
-      if ((reachable >> d & 1) == 0 && (domains >> d & 1) != 0 && CanMove(*use.piece, instance, op, d)) reachable |= uint64_t{1} << d;
+      if ((reachable >> d & 1) == 0 && (domains >> d & 1) != 0 &&
+          CanMove(*use.piece, instance, op, d))
+        reachable |= uint64_t{1} << d;
     }
     domains &= reachable;
   }
@@ -81,17 +91,19 @@ uint64_t EngineImpl::AllowedDevices(const Instance& instance, uint32_t op) {
       continue;
     }
     const int64_t bytes = OutputBytes(instance, op) + MissingInputBytes(instance, op, d);
-    const int64_t workspace = Charged(instance.sizes.workspace_bytes[op] + config_.workspace_margin_bytes);
+    const int64_t workspace =
+        Charged(instance.sizes.workspace_bytes[op] + config_.workspace_margin_bytes);
     for (uint64_t mask = DomainDevices(d); mask != 0; mask &= mask - 1) {
       const auto device = static_cast<DeviceIndex>(__builtin_ctzll(mask));
-      if (bytes + ledger_.LaneRaise(device, workspace) <= ledger_.pool_free(d)) devices |= uint64_t{1} << device;
+      if (bytes + ledger_.LaneRaise(device, workspace) <= ledger_.pool_free(d))
+        devices |= uint64_t{1} << device;
     }
   }
   return devices & instance.tenant->config.device_mask;
 }
 
-// Earlier entries of its pieces' queues are predecessors as well: placed first, or later entries could fill the devices'
-// budgets with ops that wait for ones that cannot be placed any more.
+// Earlier entries of its pieces' queues are predecessors as well: placed first, or later entries
+// could fill the devices' budgets with ops that wait for ones that cannot be placed any more.
 bool EngineImpl::QueuesPlaced(const Instance& instance, uint32_t op) {
   for (const PieceUse& use : instance.binding->group_pieces[op]) {
     for (const AccessEntry& entry : use.piece->queue.entries()) {
@@ -118,7 +130,8 @@ bool EngineImpl::CollectBatch(Instance* instance, std::vector<uint32_t>* batch) 
   const auto op_count = static_cast<uint32_t>(instance->ops.size());
   uint64_t allowed = ~uint64_t{0};
   DurationNs time = 0;
-  for (uint32_t op = instance->first_unfinished; op < op_count && batch->size() < config_.batch_ops_max; ++op) {
+  for (uint32_t op = instance->first_unfinished;
+       op < op_count && batch->size() < config_.batch_ops_max; ++op) {
     if (ops[op].state != OpState::kUnscheduled) continue;
     bool connected = batch->empty(), ready = true;
     for (const uint32_t before : instance->graph->groups()[op].predecessors) {
@@ -138,7 +151,8 @@ bool EngineImpl::CollectBatch(Instance* instance, std::vector<uint32_t>* batch) 
 }
 
 bool EngineImpl::MayPlace(const Instance& instance, TimeNs now) {
-  if (instance.unscheduled == 0 || instance.phase != Phase::kStarted || instance.retry_at > now) return false;
+  if (instance.unscheduled == 0 || instance.phase != Phase::kStarted || instance.retry_at > now)
+    return false;
   return policy_->Admits(instance.service_class);
 }
 
@@ -162,7 +176,8 @@ bool EngineImpl::Round(TimeNs now) {
     for (const DeviceState& device : devices_) {
       const bool idle = ignore_budget_ && device.issued.empty() && device.launched.empty();
       if (idle) open_devices |= uint64_t{1} << device.index;
-      if (device.placed.size() < 2 * config_.batch_ops_max && Backlog(device, service_class) < 2 * config_.batch_time_max) {
+      if (device.placed.size() < 2 * config_.batch_ops_max &&
+          Backlog(device, service_class) < 2 * config_.batch_time_max) {
         open_devices |= uint64_t{1} << device.index;
       }
     }
@@ -174,18 +189,21 @@ bool EngineImpl::Round(TimeNs now) {
       continue;
     }
     if ((allowed & open_devices) == 0) continue;
-    if (!snapshot_fresh_ || instance->ops[batch_[0]].snapshot == sim::kNone) BuildSnapshot(now, instance);
+    if (!snapshot_fresh_ || instance->ops[batch_[0]].snapshot == sim::kNone)
+      BuildSnapshot(now, instance);
     batch_snapshot_.clear();
     for (const uint32_t op : batch_) batch_snapshot_.push_back(instance->ops[op].snapshot);
     ++counters_.rounds;
-    const sched::Decision decision = policy_->Decide(snapshot_, batch_snapshot_, instance->tenant->config.home);
+    const sched::Decision decision =
+        policy_->Decide(snapshot_, batch_snapshot_, instance->tenant->config.home);
     LogDecision(*instance, batch_, decision, now);
     if (!decision.placed) {
       --deferrals_left_;
       Defer(instance, decision.retry_at, now, "policy");
       continue;
     }
-    const size_t count = decision.op_count == 0 ? batch_.size() : std::min<size_t>(decision.op_count, batch_.size());
+    const size_t count =
+        decision.op_count == 0 ? batch_.size() : std::min<size_t>(decision.op_count, batch_.size());
     SLICE_CHECK(decision.device < devices_.size(), "policy chose a device that does not exist");
     Commit(instance, {batch_.data(), count}, decision.device, now);
     return true;
@@ -193,9 +211,11 @@ bool EngineImpl::Round(TimeNs now) {
   return false;
 }
 
-void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device, TimeNs now) {
+void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device,
+                        TimeNs now) {
   DeviceState& state = devices_[device];
   instance->retry_at = 0;
+  instance->deferral_traced = false;
   for (const uint32_t op : batch) {
     Op(*instance, op).device = device;
     SetState(instance, op, OpState::kPlaced);
@@ -214,6 +234,8 @@ void EngineImpl::Defer(Instance* instance, TimeNs retry_at, TimeNs now, const ch
   if (retry_at == kNever || retry_at > now + kRetryMax) retry_at = now + kRetryMax;
   instance->retry_at = std::max(retry_at, now + kRetryMin);
   ++counters_.deferrals;
+  // The first in a row: every event that wakes it may defer it again.
+  if (std::exchange(instance->deferral_traced, true)) return;
   TraceEvent event;
   event.kind = TraceEvent::Kind::kDefer;
   event.tenant = instance->tenant->config.id;
@@ -230,11 +252,12 @@ void EngineImpl::WakeDeferred() {
   for (Instance* const instance : started_) instance->retry_at = 0;
 }
 
-void EngineImpl::LogDecision(const Instance& instance, std::span<const uint32_t> batch, const sched::Decision& decision,
-                             TimeNs now) {
+void EngineImpl::LogDecision(const Instance& instance, std::span<const uint32_t> batch,
+                             const sched::Decision& decision, TimeNs now) {
   gmg::SegmentHeader& header = gmg_.header();
   const uint64_t number = header.decision_count;
-  auto* const record = gmg_.At<gmg::DecisionRecord>(gmg::kDecisions, static_cast<uint32_t>(number % gmg_.count(gmg::kDecisions)));
+  auto* const record = gmg_.At<gmg::DecisionRecord>(
+      gmg::kDecisions, static_cast<uint32_t>(number % gmg_.count(gmg::kDecisions)));
   gmg::Gmg::UpdateRecord(record, [&] {
     record->tenant = instance.tenant->config.id.value;
     record->number = number + 1;
@@ -247,14 +270,17 @@ void EngineImpl::LogDecision(const Instance& instance, std::span<const uint32_t>
     record->retry_at_ns = decision.retry_at;
     const size_t count = std::min(decision.candidates.size(), gmg::kDecisionCandidatesMax);
     record->candidate_count = static_cast<uint16_t>(count);
-    const auto narrow = [](int64_t n) { return static_cast<int32_t>(std::clamp<int64_t>(n, INT32_MIN, INT32_MAX)); };
+    const auto narrow = [](int64_t n) {
+      return static_cast<int32_t>(std::clamp<int64_t>(n, INT32_MIN, INT32_MAX));
+    };
     for (size_t i = 0; i < count; ++i) {
       const sched::CandidateScore& score = decision.candidates[i];
       gmg::DecisionCandidate& out = record->candidates[i];
       out.defer = uint8_t{score.defer};
       out.device = score.device;
       out.feasible = uint8_t{score.feasible};
-      out.chosen = uint8_t{score.defer ? !decision.placed : decision.placed && score.device == decision.device};
+      out.chosen = uint8_t{score.defer ? !decision.placed
+                                       : decision.placed && score.device == decision.device};
       out.lateness_bucket = narrow(score.lateness_bucket);
       out.online_added_bucket = narrow(score.online_added_bucket);
       out.batch_finish_bucket = narrow(score.batch_finish_bucket);

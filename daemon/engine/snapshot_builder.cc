@@ -1,5 +1,6 @@
-// The live window as a what-if simulation sees it (sim/snapshot.h): ops that are placed or later, then unscheduled ones of
-// the best instances, up to a cap. Rebuilt when something changed; a round's commits are written into it in place.
+// The live window as a what-if simulation sees it (sim/snapshot.h): ops that are placed or later,
+// then unscheduled ones of the best instances, up to a cap. Rebuilt when something changed; a
+// round's commits are written into it in place.
 #include <algorithm>
 
 #include "daemon/engine/engine_impl.h"
@@ -25,7 +26,8 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
   ++snapshot_stamp_;
   snapshot_.now = now;
   snapshot_.offline_op_max = config_.offline_op_max;
-  for (DomainIndex d = 0; d < config_.domains.size(); ++d) snapshot_.domains.push_back({ledger_.pool_free(d)});
+  for (DomainIndex d = 0; d < config_.domains.size(); ++d)
+    snapshot_.domains.push_back({ledger_.pool_free(d)});
   const auto enter = [this](Instance* instance) {
     if (instance->snapshot != sim::kNone) return;
     instance->snapshot = static_cast<uint32_t>(window_.size());
@@ -38,7 +40,8 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
       }
     }
   }
-  // The instance in question and its queue-mates come whole; the rest by order until the window is full.
+  // The instance in question and its queue-mates come whole; the rest by order until the window is
+  // full.
   size_t planned = 0;
   for (const Instance* const instance : window_) planned += instance->unfinished;
   if (first != nullptr) {
@@ -48,7 +51,8 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
   const auto fill = [&](const std::vector<Instance*>& list) {
     for (Instance* const instance : list) {
       if (planned >= kWindowOps) return;
-      if (instance->snapshot != sim::kNone || instance->phase == Phase::kEnding || instance->parked) continue;
+      if (instance->snapshot != sim::kNone || instance->phase == Phase::kEnding || instance->parked)
+        continue;
       enter(instance);
       planned += instance->unfinished;
     }
@@ -57,11 +61,13 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
   fill(started_);
   fill(waiting_);
   // In submit order: the order of every access queue.
-  std::sort(window_.begin(), window_.end(), [](const Instance* a, const Instance* b) { return a->creation < b->creation; });
+  std::sort(window_.begin(), window_.end(),
+            [](const Instance* a, const Instance* b) { return a->creation < b->creation; });
   for (uint32_t i = 0; i < window_.size(); ++i) window_[i]->snapshot = i;
   // What is not issued yet will be, in the order of the policy's keys.
   by_key_ = window_;
-  std::sort(by_key_.begin(), by_key_.end(), [this](Instance* a, Instance* b) { return sched::Less(Key(a), Key(b)); });
+  std::sort(by_key_.begin(), by_key_.end(),
+            [this](Instance* a, Instance* b) { return sched::Less(Key(a), Key(b)); });
   for (uint32_t rank = 0; rank < by_key_.size(); ++rank) by_key_[rank]->rank = rank;
   size_t unscheduled = 0;
   for (Instance* const instance : window_) {
@@ -74,7 +80,8 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
     for (DomainIndex d = 0; d < instance->reserved.size(); ++d) {
       if (instance->reserved[d] > 0) snap.reserved_domains |= uint64_t{1} << d;
     }
-    if (instance->sequence != nullptr && instance->sequence->open && instance->boosted_class == ServiceClass::kOnline) {
+    if (instance->sequence != nullptr && instance->sequence->open &&
+        instance->boosted_class == ServiceClass::kOnline) {
       const estimate::GapEstimator::Gap gap = gap_estimator_.Predict(snap.tenant);
       if (gap.continues >= 0.05) {
         snap.gap_p10 = gap.p10;
@@ -95,7 +102,8 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
     snap.domain = device.domain;
     snap.kind = config_.devices[device.index].kind;
     snap.free_at = LaunchedEnd(device, now, &overrun);
-    if (!device.launched.empty()) snap.running = device.launched[0].instance->ops[device.launched[0].op].snapshot;
+    if (!device.launched.empty())
+      snap.running = device.launched[0].instance->ops[device.launched[0].op].snapshot;
     snap.hosts_online = device.hosts_online;
     if (now < device.phantom_until) {
       snap.phantom_from = device.phantom_from;
@@ -121,7 +129,8 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
     snap.destination = transfer->destination;
     snap.service_class = transfer->service_class;
     if (transfer->admitted != 0) {
-      const DurationNs copy = transfer_estimator_.Predict(transfer->source, transfer->destination, transfer->bytes);
+      const DurationNs copy =
+          transfer_estimator_.Predict(transfer->source, transfer->destination, transfer->bytes);
       snap.finish = std::max(transfer->admitted + copy, now);
     } else if (snapshot_.tensors[snap.tensor].resident == 0) {
       continue;  // its source is not there yet: the simulator asks for it itself
@@ -131,13 +140,15 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
   snapshot_fresh_ = true;
 }
 
-// Predicted time of the steps that are expected after this one. The first step of a sequence (a prompt) says little about
-// the next ones, so nothing is expected of it.
-DurationNs EngineImpl::RestOfSequence(const Instance& instance, const estimate::GapEstimator::Gap& gap) {
+// Predicted time of the steps that are expected after this one. The first step of a sequence (a
+// prompt) says little about the next ones, so nothing is expected of it.
+DurationNs EngineImpl::RestOfSequence(const Instance& instance,
+                                      const estimate::GapEstimator::Gap& gap) {
   if (instance.sequence->steps < 2) return 0;
   DurationNs step = (gap.p10 + gap.p90) / 2;
   for (const OpExtra& extra : instance.ops) step += extra.duration;
-  const double more = std::min(gap.continues / std::max(1.0 - gap.continues, 1.0 / kFurtherStepsMax), kFurtherStepsMax);
+  const double more = std::min(
+      gap.continues / std::max(1.0 - gap.continues, 1.0 / kFurtherStepsMax), kFurtherStepsMax);
   return static_cast<DurationNs>(more * static_cast<double>(step));
 }
 
@@ -158,20 +169,30 @@ void EngineImpl::AddOps(Instance* instance, bool unscheduled, TimeNs now) {
     snap.duration = extra.duration;
     snap.memory_bytes = OutputBytes(*instance, op);
     switch (state) {
-      case OpState::kUnscheduled: snap.state = sim::OpState::kUnscheduled; break;
-      case OpState::kPlaced: snap.state = sim::OpState::kPlaced; break;
-      case OpState::kIssued: snap.state = sim::OpState::kIssued; break;
-      default: snap.state = sim::OpState::kRunning; break;
+      case OpState::kUnscheduled:
+        snap.state = sim::OpState::kUnscheduled;
+        break;
+      case OpState::kPlaced:
+        snap.state = sim::OpState::kPlaced;
+        break;
+      case OpState::kIssued:
+        snap.state = sim::OpState::kIssued;
+        break;
+      default:
+        snap.state = sim::OpState::kRunning;
+        break;
     }
     if (state >= OpState::kIssued) {
       snap.order = extra.order;
       snap.allowed_devices = uint64_t{1} << snap.device;
       const std::vector<OpRef>& launched = devices_[snap.device].launched;
       // Only one op of a device runs in a simulation; the others launched there are next.
-      if (state == OpState::kLaunched && !(launched[0] == OpRef{instance, op})) snap.state = sim::OpState::kIssued;
+      if (state == OpState::kLaunched && !(launched[0] == OpRef{instance, op}))
+        snap.state = sim::OpState::kIssued;
     } else {
       snap.order = kPlacedOrder + (uint64_t{instance->rank} << 20) + op;
-      snap.allowed_devices = state == OpState::kPlaced ? uint64_t{1} << snap.device : AllowedDevices(*instance, op);
+      snap.allowed_devices =
+          state == OpState::kPlaced ? uint64_t{1} << snap.device : AllowedDevices(*instance, op);
       if (state == OpState::kUnscheduled && instance->retry_at > now) {
         snap.deferred = true;
         snap.earliest = instance->retry_at;
@@ -224,7 +245,8 @@ void EngineImpl::AddUses(Instance* instance, uint32_t op, sim::SnapOp* snap) {
   for (const uint32_t crossing : plan.in) read(ValueTensor(instance, crossing));
   for (const PieceUse& use : instance->binding->group_pieces[op]) read(PieceTensor(use.piece));
   snap->reads_end = snap->writes_begin = static_cast<uint32_t>(snapshot_.uses.size());
-  for (const uint32_t crossing : plan.out) snapshot_.uses.push_back(ValueTensor(instance, crossing));
+  for (const uint32_t crossing : plan.out)
+    snapshot_.uses.push_back(ValueTensor(instance, crossing));
   for (const PieceUse& use : instance->binding->group_pieces[op]) {
     if (use.write) snapshot_.uses.push_back(PieceTensor(use.piece));
   }
@@ -276,7 +298,8 @@ void EngineImpl::SealEdges() {
     begin += count;
   }
   snapshot_.edges.resize(edges_.size());
-  for (const Edge& edge : edges_) snapshot_.edges[snapshot_.ops[edge.from].successors_end++] = edge.to;
+  for (const Edge& edge : edges_)
+    snapshot_.edges[snapshot_.ops[edge.from].successors_end++] = edge.to;
 }
 
 // What-if finish of everything submitted since the last time.
@@ -285,7 +308,9 @@ void EngineImpl::PredictPending(TimeNs now) {
   bool ran = false;
   for (const InstanceId id : predict_) {
     Instance* const instance = FindInstance(id.value);
-    if (instance == nullptr || instance->completed || instance->parked || !instance->needs_prediction) continue;
+    if (instance == nullptr || instance->completed || instance->parked ||
+        !instance->needs_prediction)
+      continue;
     instance->needs_prediction = false;
     if (!ran || instance->snapshot == sim::kNone) {
       BuildSnapshot(now, instance);

@@ -1,6 +1,7 @@
-// What the engine keeps beside the GMG: tenants, sets, bindings, sequences, and the private half of instances and ops.
-// Plain data; the rules are in the .cc files of EngineImpl. Pointers between these objects are stable: each is owned by
-// one table of EngineImpl and outlives what points to it (use counts say when it may go).
+// What the engine keeps beside the GMG: tenants, sets, bindings, sequences, and the private half of
+// instances and ops. Plain data; the rules are in the .cc files of EngineImpl. Pointers between
+// these objects are stable: each is owned by one table of EngineImpl and outlives what points to it
+// (use counts say when it may go).
 #pragma once
 
 #include <cstdint>
@@ -27,11 +28,11 @@ struct ClassCounters {
 
 struct Tenant {
   TenantConfig config;
-  uint32_t record = 0;                 // in the GMG's tenant slab
+  uint32_t record = 0;  // in the GMG's tenant slab
   bool removing = false;
-  std::vector<Instance*> instances;    // live, in submit order
-  std::vector<Command*> commands;      // live
-  uint32_t transfers = 0;              // live ones of its sets and instances
+  std::vector<Instance*> instances;  // live, in submit order
+  std::vector<Command*> commands;    // live
+  uint32_t transfers = 0;            // live ones of its sets and instances
   uint64_t submits = 0, completions = 0;
 };
 
@@ -40,7 +41,7 @@ struct Piece {
   uint32_t tensor = 0;
   int64_t bytes = 0;
   DomainIndex domain = 0;
-  bool managed = false;                // false: imported mutable, pinned
+  bool managed = false;  // false: imported mutable, pinned
   bool lost = false;
   bool moving = false;
   uint64_t version = 0;
@@ -55,10 +56,10 @@ struct Piece {
 struct TensorSet {
   TensorSetConfig config;
   Tenant* tenant = nullptr;
-  int64_t bytes = 0;                   // all tensors
-  uint64_t resident = 0;               // constants: domains with every tensor
-  std::vector<Piece> pieces;           // managed and mutable: by tensor
-  uint32_t uses = 0;                   // bindings, commands and transfers that point here
+  int64_t bytes = 0;          // all tensors
+  uint64_t resident = 0;      // constants: domains with every tensor
+  std::vector<Piece> pieces;  // managed and mutable: by tensor
+  uint32_t uses = 0;          // bindings, commands and transfers that point here
   bool removing = false;
 };
 
@@ -68,7 +69,7 @@ struct Replication {
   DomainIndex domain = 0;
   uint32_t next = 0, in_flight = 0, done = 0;
   bool failed = false;
-  bool remake = false;                 // after the loss of an executor: not given up
+  bool remake = false;  // after the loss of an executor: not given up
   TimeNs retry_at = 0;
 };
 
@@ -79,9 +80,9 @@ struct TemplateEntry {
   uint32_t record = 0;
   uint32_t bindings = 0;
   struct GroupPlan {
-    std::vector<uint32_t> in;          // crossing indices
+    std::vector<uint32_t> in;  // crossing indices
     std::vector<uint32_t> out;
-    std::vector<uint32_t> scratch;     // results that do not cross: live while the op runs
+    std::vector<uint32_t> scratch;  // results that do not cross: live while the op runs
   };
   std::vector<GroupPlan> groups;
   std::vector<uint32_t> last_use;      // group, by crossing index
@@ -92,18 +93,18 @@ struct TemplateEntry {
 struct PieceUse {
   Piece* piece = nullptr;
   bool write = false;
-  uint32_t ops = 0;                    // of the whole graph: groups that touch it
-  std::vector<uint32_t> groups;        // of the whole graph: which ones
+  uint32_t ops = 0;              // of the whole graph: groups that touch it
+  std::vector<uint32_t> groups;  // of the whole graph: which ones
 };
 struct Binding {
   BindingConfig config;
   Tenant* tenant = nullptr;
   TemplateEntry* graph = nullptr;
-  std::vector<std::vector<PieceUse>> group_pieces;         // by group
-  std::vector<std::vector<TensorSet*>> group_constants;    // by group, no duplicates
-  std::vector<PieceUse> pieces;                            // of the whole graph
+  std::vector<std::vector<PieceUse>> group_pieces;       // by group
+  std::vector<std::vector<TensorSet*>> group_constants;  // by group, no duplicates
+  std::vector<PieceUse> pieces;                          // of the whole graph
   std::vector<TensorSet*> sets;
-  uint32_t uses = 0;                   // live instances
+  uint32_t uses = 0;  // live instances
   bool removing = false;
 };
 
@@ -118,26 +119,26 @@ struct Sequence {
   uint32_t record = 0;
   uint32_t live = 0, steps = 0;
   bool open = true;
-  TimeNs last_completion = 0;          // 0: none yet
+  TimeNs last_completion = 0;  // 0: none yet
   DeviceIndex last_device = kNoDevice;
 };
 
 struct OpExtra {
   DurationNs duration = 0;
   TimeNs last_replaced = -kSecond;
-  TimeNs retry_at = 0;                 // not issued before (no memory in the executor)
-  uint64_t order = 0;                  // of the issue
-  bool prepared = false;               // memory charged, transfers asked for
-  bool outputs_granted = false;        // outputs and scratch paid by a grant in its device's domain
-  bool moved_piece = false;            // stays in its domain: a piece moved here for it
-  bool home_only = false;              // a grant was refused
+  TimeNs retry_at = 0;           // not issued before (no memory in the executor)
+  uint64_t order = 0;            // of the issue
+  bool prepared = false;         // memory charged, transfers asked for
+  bool outputs_granted = false;  // outputs and scratch paid by a grant in its device's domain
+  bool moved_piece = false;      // stays in its domain: a piece moved here for it
+  bool home_only = false;        // a grant was refused
   bool recall_sent = false;
   bool want_unplace = false;
-  bool settled = false;                // issued with all inputs local
+  bool settled = false;  // issued with all inputs local
   uint32_t snapshot = sim::kNone;
 };
 struct DynamicExtra {
-  uint64_t present = 0, granted = 0;   // domains
+  uint64_t present = 0, granted = 0;  // domains
   uint32_t uses_left = 0;
 };
 
@@ -152,7 +153,7 @@ struct Instance {
   Tenant* tenant = nullptr;
   Binding* binding = nullptr;
   const graph::Template* graph = nullptr;
-  Sequence* sequence = nullptr;        // null: a sequence of one
+  Sequence* sequence = nullptr;  // null: a sequence of one
   ServiceClass service_class = ServiceClass::kOffline;
   ServiceClass boosted_class = ServiceClass::kOffline;  // best class queued behind it
   int32_t priority = 0;
@@ -164,25 +165,27 @@ struct Instance {
   graph::BoundSizes sizes;
   std::vector<OpExtra> ops;
   std::vector<DynamicExtra> dynamics;
-  std::vector<DomainIndex> home;       // by op, fixed at start
-  std::vector<uint64_t> read_versions; // by piece of the binding: its version when this instance had read it
+  std::vector<DomainIndex> home;  // by op, fixed at start
+  std::vector<uint64_t>
+      read_versions;  // by piece of the binding: its version when this instance had read it
   std::vector<sim::TensorIndex> value_snapshot;  // by crossing value
-  std::vector<int64_t> reserved;       // by domain
-  std::vector<int64_t> lanes;          // by device
+  std::vector<int64_t> reserved;                 // by domain
+  std::vector<int64_t> lanes;                    // by device
   uint32_t unfinished = 0;
   uint32_t unscheduled = 0;
-  uint32_t first_unfinished = 0;       // all ops before it are done
+  uint32_t first_unfinished = 0;  // all ops before it are done
   DurationNs work_left = 0;
-  TimeNs retry_at = 0;                 // deferred until; 0 = not
-  uint64_t writing_ops_left = 0;       // ops that write a piece and are not done
+  TimeNs retry_at = 0;            // deferred until; 0 = not
+  uint64_t writing_ops_left = 0;  // ops that write a piece and are not done
   bool began_write = false;
-  bool completed = false;              // its completion is posted
+  bool completed = false;  // its completion is posted
   bool parked = false;
-  bool started_sent = false;           // the executor knows it
+  bool started_sent = false;  // the executor knows it
   bool needs_prediction = false;
+  bool deferral_traced = false;
   DeviceIndex last_device = kNoDevice;
   uint32_t snapshot = sim::kNone;
-  uint32_t rank = 0;                   // by key, in the snapshot's window
+  uint32_t rank = 0;  // by key, in the snapshot's window
   uint64_t key_stamp = 0;
   sched::OrderKey key;
 };
@@ -197,11 +200,11 @@ struct DeviceState {
   DeviceIndex index = 0;
   DomainIndex domain = 0;
   std::vector<OpRef> placed, issued, launched;
-  TimeNs started = 0;                  // of the first launched op
+  TimeNs started = 0;  // of the first launched op
   TimeNs idle_since = 0;
   bool hosts_online = false;
   TimeNs phantom_from = kNever, phantom_until = 0;
-  TimeNs issue_wake = kNever;          // when the next issue becomes due
+  TimeNs issue_wake = kNever;  // when the next issue becomes due
   uint64_t done = 0;
 };
 
@@ -211,9 +214,9 @@ struct Transfer {
   bool live = false;
   bool cancel_sent = false;
   Tenant* tenant = nullptr;
-  Instance* instance = nullptr;        // of a value
+  Instance* instance = nullptr;  // of a value
   uint32_t crossing = 0;
-  TensorSet* set = nullptr;            // of a set's tensor
+  TensorSet* set = nullptr;  // of a set's tensor
   uint32_t tensor = 0;
   bool move = false;
   DomainIndex source = 0, destination = 0;
@@ -223,7 +226,7 @@ struct Transfer {
   uint32_t record = 0;
 };
 
-struct Command {                       // one tenant command on some pieces
+struct Command {  // one tenant command on some pieces
   Tenant* tenant = nullptr;
   uint64_t cookie = 0;
   wire::TensorCommandKind kind = wire::kTensorReset;

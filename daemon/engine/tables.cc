@@ -1,4 +1,5 @@
-// Cold calls: tenants, templates, tensor sets, bindings. Each checks everything first and changes nothing on error.
+// Cold calls: tenants, templates, tensor sets, bindings. Each checks everything first and changes
+// nothing on error.
 #include <algorithm>
 
 #include "common/tensor_meta.h"
@@ -11,17 +12,23 @@ using gmg::MemoryKind;
 namespace {
 MemoryKind KindOf(TensorKind kind) {
   switch (kind) {
-    case TensorKind::kConstant: return MemoryKind::kWeights;
-    case TensorKind::kMutable: return MemoryKind::kMutable;
-    case TensorKind::kManaged: return MemoryKind::kManaged;
+    case TensorKind::kConstant:
+      return MemoryKind::kWeights;
+    case TensorKind::kMutable:
+      return MemoryKind::kMutable;
+    case TensorKind::kManaged:
+      return MemoryKind::kManaged;
   }
   return MemoryKind::kManaged;
 }
 const char* KindName(TensorKind kind) {
   switch (kind) {
-    case TensorKind::kConstant: return "a constant";
-    case TensorKind::kMutable: return "a mutable tensor";
-    case TensorKind::kManaged: return "a managed tensor";
+    case TensorKind::kConstant:
+      return "a constant";
+    case TensorKind::kMutable:
+      return "a mutable tensor";
+    case TensorKind::kManaged:
+      return "a managed tensor";
   }
   return "?";
 }
@@ -29,9 +36,11 @@ const char* KindName(TensorKind kind) {
 
 Status EngineImpl::AddTenant(const TenantConfig& config, TimeNs now) {
   now_ = now;
-  if (!config.id || tenants_.contains(config.id)) return Error(StatusCode::kInvalid, "session %u is there already", config.id.value);
+  if (!config.id || tenants_.contains(config.id))
+    return Error(StatusCode::kInvalid, "session %u is there already", config.id.value);
   if (config.home >= devices_.size()) {
-    return Error(StatusCode::kInvalid, "home device %u does not exist, there are %zu", config.home, devices_.size());
+    return Error(StatusCode::kInvalid, "home device %u does not exist, there are %zu", config.home,
+                 devices_.size());
   }
   auto tenant = std::make_unique<Tenant>();
   tenant->config = config;
@@ -44,7 +53,8 @@ Status EngineImpl::AddTenant(const TenantConfig& config, TimeNs now) {
   }
   tenant->record = gmg_.AllocateRecord(gmg::kTenants);
   if (tenant->record == gmg::RangeAllocator::kNone) {
-    return Error(StatusCode::kQuota, "%u sessions are open, the daemon's limit", gmg_.count(gmg::kTenants));
+    return Error(StatusCode::kQuota, "%u sessions are open, the daemon's limit",
+                 gmg_.count(gmg::kTenants));
   }
   tenants_.emplace(config.id, std::move(tenant));
   work_dirty_ = true;
@@ -62,7 +72,8 @@ Status EngineImpl::AddTemplate(TemplateId id, std::shared_ptr<const graph::Templ
   const graph::Template& source = *entry->graph;
   entry->record = gmg_.AddTemplate(id, source);
   if (entry->record == gmg::RangeAllocator::kNone) {
-    return Error(StatusCode::kQuota, "%u templates are registered, the daemon's limit", gmg_.count(gmg::kTemplates));
+    return Error(StatusCode::kQuota, "%u templates are registered, the daemon's limit",
+                 gmg_.count(gmg::kTemplates));
   }
   entry->groups.resize(source.groups().size());
   entry->last_use.assign(source.crossing().size(), 0);
@@ -74,14 +85,16 @@ Status EngineImpl::AddTemplate(TemplateId id, std::shared_ptr<const graph::Templ
     for (const uint32_t value : group.values_in) plan.in.push_back(source.crossing_index(value));
     for (const uint32_t value : group.values_out) plan.out.push_back(source.crossing_index(value));
     for (const uint32_t result : group.results) {
-      if (source.crossing_index(source.results()[result]) == graph::kNoIndex) plan.scratch.push_back(result);
+      if (source.crossing_index(source.results()[result]) == graph::kNoIndex)
+        plan.scratch.push_back(result);
     }
     for (const uint32_t dynamic : group.dynamic_in) {
       ++entry->dynamic_uses[dynamic];
       entry->dynamic_last[dynamic] = g;
     }
   }
-  for (uint32_t c = 0; c < source.crossing().size(); ++c) entry->last_use[c] = source.crossing()[c].consumers.back();
+  for (uint32_t c = 0; c < source.crossing().size(); ++c)
+    entry->last_use[c] = source.crossing()[c].consumers.back();
   templates_.emplace(id, std::move(entry));
   return Status::Ok();
 }
@@ -90,8 +103,8 @@ Status EngineImpl::RemoveTemplate(TemplateId id) {
   const auto found = templates_.find(id);
   if (found == templates_.end()) return Error(StatusCode::kStale, "template %u is gone", id.value);
   if (found->second->bindings > 0) {
-    return Error(StatusCode::kStale, "template %u is used by %u bindings; destroy them first", id.value,
-                 found->second->bindings);
+    return Error(StatusCode::kStale, "template %u is used by %u bindings; destroy them first",
+                 id.value, found->second->bindings);
   }
   gmg_.RemoveTemplate(found->second->record);
   templates_.erase(found);
@@ -101,31 +114,39 @@ Status EngineImpl::RemoveTemplate(TemplateId id) {
 Status EngineImpl::AddTensorSet(const TensorSetConfig& config, TimeNs now) {
   now_ = now;
   Tenant* const tenant = FindTenant(config.tenant);
-  if (tenant == nullptr || tenant->removing) return Error(StatusCode::kStale, "session %u is gone", config.tenant.value);
-  if (!config.id || sets_.contains(config.id)) return Error(StatusCode::kInvalid, "tensor set %u is there already", config.id.value);
+  if (tenant == nullptr || tenant->removing)
+    return Error(StatusCode::kStale, "session %u is gone", config.tenant.value);
+  if (!config.id || sets_.contains(config.id))
+    return Error(StatusCode::kInvalid, "tensor set %u is there already", config.id.value);
   if (config.home >= config_.domains.size()) {
-    return Error(StatusCode::kInvalid, "memory domain %u does not exist, there are %zu", config.home, config_.domains.size());
+    return Error(StatusCode::kInvalid, "memory domain %u does not exist, there are %zu",
+                 config.home, config_.domains.size());
   }
   int64_t bytes = 0;
   for (const auto& tensor : config.tensors) {
     if (tensor.bytes < 0 || __builtin_add_overflow(bytes, tensor.bytes, &bytes)) {
-      return Error(StatusCode::kOverflow, "tensor '%s': the set's bytes do not fit in 63 bits", tensor.name.c_str());
+      return Error(StatusCode::kOverflow, "tensor '%s': the set's bytes do not fit in 63 bits",
+                   tensor.name.c_str());
     }
   }
   const char* const domain = config_.domains[config.home].name.c_str();
   const auto number = [](int64_t n) { return static_cast<long long>(n); };
   if (bytes > ledger_.retained_capacity(config.home)) {
-    return Error(StatusCode::kNeverFits, "%lld bytes of tensors; domain '%s' has %lld bytes for weights and state", number(bytes),
-                 domain, number(ledger_.retained_capacity(config.home)));
+    return Error(StatusCode::kNeverFits,
+                 "%lld bytes of tensors; domain '%s' has %lld bytes for weights and state",
+                 number(bytes), domain, number(ledger_.retained_capacity(config.home)));
   }
   if (bytes > ledger_.retained_free(config.home)) {
-    return Error(StatusCode::kQuota, "%lld bytes of tensors; domain '%s' has %lld of %lld bytes free; held by %s", number(bytes),
-                 domain, number(ledger_.retained_free(config.home)), number(ledger_.retained_capacity(config.home)),
+    return Error(StatusCode::kQuota,
+                 "%lld bytes of tensors; domain '%s' has %lld of %lld bytes free; held by %s",
+                 number(bytes), domain, number(ledger_.retained_free(config.home)),
+                 number(ledger_.retained_capacity(config.home)),
                  ledger_.Holders(config.home, false).c_str());
   }
   const int64_t held = ledger_.retained_used(config.tenant) + ledger_.pool_used(config.tenant);
   if (tenant->config.memory_bytes_max > 0 && bytes > tenant->config.memory_bytes_max - held) {
-    return Error(StatusCode::kQuota, "%lld bytes of tensors; the session holds %lld of its %lld bytes; release some",
+    return Error(StatusCode::kQuota,
+                 "%lld bytes of tensors; the session holds %lld of its %lld bytes; release some",
                  number(bytes), number(held), number(tenant->config.memory_bytes_max));
   }
   const bool has_pieces = config.kind != TensorKind::kConstant;
@@ -145,8 +166,10 @@ Status EngineImpl::AddTensorSet(const TensorSetConfig& config, TimeNs now) {
     piece.managed = config.kind == TensorKind::kManaged;
     piece.record = gmg_.AllocateRecord(gmg::kPieces);
     if (piece.record == gmg::RangeAllocator::kNone) {
-      for (uint32_t before = 0; before < t; ++before) gmg_.FreeRecord(gmg::kPieces, set->pieces[before].record);
-      return Error(StatusCode::kQuota, "%u mutable and managed tensors are registered, the daemon's limit",
+      for (uint32_t before = 0; before < t; ++before)
+        gmg_.FreeRecord(gmg::kPieces, set->pieces[before].record);
+      return Error(StatusCode::kQuota,
+                   "%u mutable and managed tensors are registered, the daemon's limit",
                    gmg_.count(gmg::kPieces));
     }
   }
@@ -204,7 +227,8 @@ void EngineImpl::ReapSet(TensorSet* set) {
   if (set->pieces.empty()) {
     for (DomainIndex d = 0; d < config_.domains.size(); ++d) {
       if ((set->resident >> d & 1) == 0) continue;
-      ledger_.Release(tenant, d == set->config.home ? MemoryKind::kWeights : MemoryKind::kReplica, d, set->bytes);
+      ledger_.Release(tenant, d == set->config.home ? MemoryKind::kWeights : MemoryKind::kReplica,
+                      d, set->bytes);
     }
   }
   for (const Piece& piece : set->pieces) {
@@ -219,10 +243,13 @@ void EngineImpl::ReapSet(TensorSet* set) {
 
 Status EngineImpl::AddBinding(const BindingConfig& config) {
   Tenant* const tenant = FindTenant(config.tenant);
-  if (tenant == nullptr || tenant->removing) return Error(StatusCode::kStale, "session %u is gone", config.tenant.value);
+  if (tenant == nullptr || tenant->removing)
+    return Error(StatusCode::kStale, "session %u is gone", config.tenant.value);
   const auto graph = templates_.find(config.graph);
-  if (graph == templates_.end()) return Error(StatusCode::kStale, "template %u is gone", config.graph.value);
-  if (!config.id || bindings_.contains(config.id)) return Error(StatusCode::kInvalid, "binding %u is there already", config.id.value);
+  if (graph == templates_.end())
+    return Error(StatusCode::kStale, "template %u is gone", config.graph.value);
+  if (!config.id || bindings_.contains(config.id))
+    return Error(StatusCode::kInvalid, "binding %u is there already", config.id.value);
   auto binding = std::make_unique<Binding>();
   binding->config = config;
   binding->tenant = tenant;
@@ -266,43 +293,50 @@ Status EngineImpl::PlanBinding(Binding* binding) {
   const graph::Template& graph = *binding->graph->graph;
   const std::vector<TensorRef>& statics = binding->config.statics;
   if (statics.size() != graph.statics().size()) {
-    return Error(StatusCode::kGraph, "%zu tensors given, the graph has %zu static inputs", statics.size(),
-                 graph.statics().size());
+    return Error(StatusCode::kGraph, "%zu tensors given, the graph has %zu static inputs",
+                 statics.size(), graph.statics().size());
   }
   std::vector<TensorSet*> sets(statics.size());
   for (size_t i = 0; i < statics.size(); ++i) {
     const graph::Input& input = graph.inputs()[graph.statics()[i]];
     const auto found = sets_.find(statics[i].set);
-    if (found == sets_.end() || found->second->removing || found->second->tenant != binding->tenant ||
+    if (found == sets_.end() || found->second->removing ||
+        found->second->tenant != binding->tenant ||
         statics[i].tensor >= found->second->config.tensors.size()) {
-      return Error(StatusCode::kStale, "static input %zu '%s': its tensor is gone", i, input.name.c_str());
+      return Error(StatusCode::kStale, "static input %zu '%s': its tensor is gone", i,
+                   input.name.c_str());
     }
     sets[i] = found->second.get();
     const TensorKind needed = input.kind == proto::Input::STATIC_CONSTANT  ? TensorKind::kConstant
                               : input.kind == proto::Input::STATIC_MUTABLE ? TensorKind::kMutable
                                                                            : TensorKind::kManaged;
-    // A graph that only reads a mutable or managed input accepts a constant no more than the reverse: who may write
-    // differs.
+    // A graph that only reads a mutable or managed input accepts a constant no more than the
+    // reverse: who may write differs.
     if (sets[i]->config.kind != needed) {
-      return Error(StatusCode::kGraph, "static input %zu '%s' needs %s, it got %s", i, input.name.c_str(), KindName(needed),
-                   KindName(sets[i]->config.kind));
+      return Error(StatusCode::kGraph, "static input %zu '%s' needs %s, it got %s", i,
+                   input.name.c_str(), KindName(needed), KindName(sets[i]->config.kind));
     }
     uint64_t declared = 0;
     if (!DeclaredMeta(graph, input.value, &declared)) {
-      return Error(StatusCode::kGraph, "static input %zu '%s': its shape depends on symbols", i, input.name.c_str());
+      return Error(StatusCode::kGraph, "static input %zu '%s': its shape depends on symbols", i,
+                   input.name.c_str());
     }
     if (sets[i]->config.tensors[statics[i].tensor].meta_hash != declared) {
-      return Error(StatusCode::kGraph, "static input %zu '%s': dtype, sizes or strides differ from the bound tensor '%s'", i,
-                   input.name.c_str(), sets[i]->config.tensors[statics[i].tensor].name.c_str());
+      return Error(
+          StatusCode::kGraph,
+          "static input %zu '%s': dtype, sizes or strides differ from the bound tensor '%s'", i,
+          input.name.c_str(), sets[i]->config.tensors[statics[i].tensor].name.c_str());
     }
     for (size_t j = 0; j < i; ++j) {
       if (statics[j].set == statics[i].set && statics[j].tensor == statics[i].tensor &&
           (input.written || graph.inputs()[graph.statics()[j]].written)) {
-        return Error(StatusCode::kGraph, "static inputs %zu and %zu '%s' are the same tensor, and one is written", j, i,
+        return Error(StatusCode::kGraph,
+                     "static inputs %zu and %zu '%s' are the same tensor, and one is written", j, i,
                      input.name.c_str());
       }
     }
-    if (std::find(binding->sets.begin(), binding->sets.end(), sets[i]) == binding->sets.end()) binding->sets.push_back(sets[i]);
+    if (std::find(binding->sets.begin(), binding->sets.end(), sets[i]) == binding->sets.end())
+      binding->sets.push_back(sets[i]);
   }
   binding->group_pieces.resize(graph.groups().size());
   binding->group_constants.resize(graph.groups().size());
@@ -312,7 +346,8 @@ Status EngineImpl::PlanBinding(Binding* binding) {
     const auto touch = [&](uint32_t position, bool write) {
       TensorSet* const set = sets[position];
       if (set->pieces.empty()) {
-        if (std::find(constants.begin(), constants.end(), set) == constants.end()) constants.push_back(set);
+        if (std::find(constants.begin(), constants.end(), set) == constants.end())
+          constants.push_back(set);
         return;
       }
       Piece* const piece = &set->pieces[statics[position].tensor];
@@ -321,7 +356,8 @@ Status EngineImpl::PlanBinding(Binding* binding) {
       if (use == pieces.end()) {
         use = pieces.insert(pieces.end(), {piece, false, 1, {}});
         auto whole = std::find_if(binding->pieces.begin(), binding->pieces.end(), same);
-        if (whole == binding->pieces.end()) whole = binding->pieces.insert(whole, {piece, false, 0, {}});
+        if (whole == binding->pieces.end())
+          whole = binding->pieces.insert(whole, {piece, false, 0, {}});
         ++whole->ops;
         whole->groups.push_back(g);
       }
@@ -336,7 +372,8 @@ Status EngineImpl::PlanBinding(Binding* binding) {
 
 Status EngineImpl::RemoveBinding(BindingId id) {
   const auto found = bindings_.find(id);
-  if (found == bindings_.end() || found->second->removing) return Error(StatusCode::kStale, "binding %u is gone", id.value);
+  if (found == bindings_.end() || found->second->removing)
+    return Error(StatusCode::kStale, "binding %u is gone", id.value);
   found->second->removing = true;
   ReapBinding(found->second.get());
   return Status::Ok();
@@ -391,7 +428,9 @@ void EngineImpl::RemoveTenant(TenantId id, TimeNs now) {
 }
 
 void EngineImpl::ReapTenant(Tenant* tenant) {
-  if (!tenant->removing || !tenant->instances.empty() || !tenant->commands.empty() || tenant->transfers > 0) return;
+  if (!tenant->removing || !tenant->instances.empty() || !tenant->commands.empty() ||
+      tenant->transfers > 0)
+    return;
   for (const auto& [id, set] : sets_) {
     if (set->tenant == tenant) return;
   }

@@ -1,4 +1,5 @@
-// Sequences and what tenants ask about them; commands on pieces as entries of the access queues; cancel.
+// Sequences and what tenants ask about them; commands on pieces as entries of the access queues;
+// cancel.
 #include <algorithm>
 
 #include "daemon/engine/engine_impl.h"
@@ -25,7 +26,8 @@ void EngineImpl::Handle(const OpenSequence& open, TimeNs now) {
   now_ = now;
   Tenant* const tenant = FindTenant(open.tenant);
   if (tenant == nullptr || tenant->removing || open.sequence == 0) return;
-  if (FindSequence(open.tenant, open.sequence) != nullptr) return;  // said twice; its submits go on as they are
+  if (FindSequence(open.tenant, open.sequence) != nullptr)
+    return;  // said twice; its submits go on as they are
   const uint32_t record = gmg_.AllocateRecord(gmg::kSequences);
   if (record == gmg::RangeAllocator::kNone) return;  // its submits are refused: not open
   auto sequence = std::make_unique<Sequence>();
@@ -90,23 +92,33 @@ void EngineImpl::Cancel(TenantId id, uint64_t cookie, TimeNs now) {
   for (Command* const command : tenant->commands) {
     if (command->cookie != cookie || command->completed) continue;
     // One that began anywhere runs to its end: half a fill helps nobody.
-    if (command->parts_running == 0 && command->first_start == 0) DropWaitingParts(command, StatusCode::kCancelled, now);
+    if (command->parts_running == 0 && command->first_start == 0)
+      DropWaitingParts(command, StatusCode::kCancelled, now);
     return;
   }
 }
 
-// ---- commands -----------------------------------------------------------------------------------------------------
+// ---- commands
+// -----------------------------------------------------------------------------------------------------
 
 Status EngineImpl::CheckCommand(Tenant* tenant, const TensorCommand& command) {
-  if (given_up_) return Error(StatusCode::kExecutorLost, "the executor is down and could not be restarted; try again later");
+  if (given_up_)
+    return Error(StatusCode::kExecutorLost,
+                 "the executor is down and could not be restarted; try again later");
   if (tenant->instances.size() + tenant->commands.size() >= config_.tenant_queue_max) {
-    return Error(StatusCode::kWouldBlock, "%zu submits are in flight, the limit is %u; wait for a completion",
+    return Error(StatusCode::kWouldBlock,
+                 "%zu submits are in flight, the limit is %u; wait for a completion",
                  tenant->instances.size() + tenant->commands.size(), config_.tenant_queue_max);
   }
-  if (command.kind > wire::kTensorRead) return Error(StatusCode::kInvalid, "tensor command %u is unknown", static_cast<unsigned>(command.kind));
+  if (command.kind > wire::kTensorRead)
+    return Error(StatusCode::kInvalid, "tensor command %u is unknown",
+                 static_cast<unsigned>(command.kind));
   const bool has_range = command.kind == wire::kTensorWrite || command.kind == wire::kTensorRead;
-  if (command.tensors.empty() || (has_range && (command.tensors.size() != 1 || command.ranges.size() != 1))) {
-    return Error(StatusCode::kInvalid, "a tensor command names at least one tensor; write and read name one, with its slot");
+  if (command.tensors.empty() ||
+      (has_range && (command.tensors.size() != 1 || command.ranges.size() != 1))) {
+    return Error(
+        StatusCode::kInvalid,
+        "a tensor command names at least one tensor; write and read name one, with its slot");
   }
   for (const TensorRef& ref : command.tensors) {
     const auto found = sets_.find(ref.set);
@@ -117,18 +129,21 @@ Status EngineImpl::CheckCommand(Tenant* tenant, const TensorCommand& command) {
     const TensorSet& set = *found->second;
     const std::string& name = set.config.tensors[ref.tensor].name;
     if (set.config.kind != TensorKind::kManaged) {
-      return Error(StatusCode::kInvalid, "tensor '%s' is not managed: the session writes it itself", name.c_str());
+      return Error(StatusCode::kInvalid, "tensor '%s' is not managed: the session writes it itself",
+                   name.c_str());
     }
     const Piece& piece = set.pieces[ref.tensor];
     if (has_range && command.ranges[0].bytes != static_cast<uint64_t>(piece.bytes)) {
       return Error(StatusCode::kBounds, "the slot has %llu bytes, tensor '%s' needs exactly %lld",
-                   static_cast<unsigned long long>(command.ranges[0].bytes), name.c_str(), static_cast<long long>(piece.bytes));
+                   static_cast<unsigned long long>(command.ranges[0].bytes), name.c_str(),
+                   static_cast<long long>(piece.bytes));
     }
     if (command.kind != wire::kTensorReset && piece.queue.LostAtTail(piece.lost)) {
       return Error(StatusCode::kStateLost, "tensor '%s' is lost; reset it first", name.c_str());
     }
   }
-  if (command.kind == wire::kTensorRead) SLICE_RETURN_IF_ERROR(CheckRanges(*tenant, command.ranges));
+  if (command.kind == wire::kTensorRead)
+    SLICE_RETURN_IF_ERROR(CheckRanges(*tenant, command.ranges));
   return Status::Ok();
 }
 
@@ -151,7 +166,8 @@ void EngineImpl::Handle(const TensorCommand& request, TimeNs now) {
   if (!request.ranges.empty()) command->range = request.ranges[0];
   command->parts_left = static_cast<uint32_t>(request.tensors.size());
   tenant->commands.push_back(command);
-  // All entries first: a part that ends at once must not complete the command before the others are in.
+  // All entries first: a part that ends at once must not complete the command before the others are
+  // in.
   for (const TensorRef& ref : request.tensors) {
     TensorSet* const set = sets_.find(ref.set)->second.get();
     CommandPart* const part = NewPart();
@@ -165,7 +181,8 @@ void EngineImpl::Handle(const TensorCommand& request, TimeNs now) {
     entry.owner = part->id.value;
     part->piece->queue.Append(entry);
   }
-  for (const TensorRef& ref : request.tensors) PumpCommands(&sets_.find(ref.set)->second->pieces[ref.tensor], now);
+  for (const TensorRef& ref : request.tensors)
+    PumpCommands(&sets_.find(ref.set)->second->pieces[ref.tensor], now);
 }
 
 CommandPart* EngineImpl::NewPart() {
@@ -200,7 +217,8 @@ void EngineImpl::PumpCommands(Piece* piece, TimeNs now) {
     }
     CommandPart* const part = FindPart(entry.owner);
     SLICE_CHECK(part != nullptr, "entry of a command that is gone");
-    const bool may = entry.write ? queue.MayWrite(entry.kind, entry.owner) : queue.MayRead(entry.kind, entry.owner);
+    const bool may = entry.write ? queue.MayWrite(entry.kind, entry.owner)
+                                 : queue.MayRead(entry.kind, entry.owner);
     if (may && !part->running) StartPart(part, now);
     if (entry.write) break;
   }
@@ -240,7 +258,8 @@ void EngineImpl::FinishPart(CommandPart* part, StatusCode status, TimeNs now) {
   } else {
     if (command->status == StatusCode::kOk) command->status = status;
     // A fill or crop that failed half way leaves nobody knows what.
-    if (ran && command->kind != wire::kTensorRead && status != StatusCode::kCancelled) piece->lost = true;
+    if (ran && command->kind != wire::kTensorRead && status != StatusCode::kCancelled)
+      piece->lost = true;
   }
   piece->queue.Remove(AccessEntry::Kind::kCommand, part->id.value);
   // Half done, or a reset that others counted on was withdrawn.
@@ -272,7 +291,8 @@ void EngineImpl::CompleteCommand(Command* command, TimeNs now) {
   const StatusCode status = command->status;
   std::erase(tenant->commands, command);
   std::erase_if(commands_, [command](const auto& owned) { return owned.get() == command; });
-  CompleteCookie(tenant, completion, status == StatusCode::kOk ? "" : "the tensor command was not carried out");
+  CompleteCookie(tenant, completion,
+                 status == StatusCode::kOk ? "" : "the tensor command was not carried out");
   ReapTenant(tenant);
 }
 

@@ -1,5 +1,5 @@
-// Transfers: Watch -> Intent -> Recv + Send -> TransferDone, for values of instances, moves of pieces and replicas of
-// constants. The arbiter says what may run.
+// Transfers: Watch -> Intent -> Recv + Send -> TransferDone, for values of instances, moves of
+// pieces and replicas of constants. The arbiter says what may run.
 #include <algorithm>
 
 #include "daemon/engine/engine_impl.h"
@@ -12,11 +12,12 @@ using gmg::MemoryKind;
 namespace {
 constexpr uint32_t kSlotBits = 20;
 constexpr DurationNs kRemakeDelay = 10 * kMillisecond;
-constexpr uint32_t kReplicationWindow = 32;  // tensors of one replica under way: keeps the pipe full, the slab small
+constexpr uint32_t kReplicationWindow =
+    32;  // tensors of one replica under way: keeps the pipe full, the slab small
 }  // namespace
 
-Transfer* EngineImpl::NewTransfer(Tenant* tenant, DomainIndex source, DomainIndex destination, ServiceClass service_class,
-                                  int64_t bytes, TimeNs now) {
+Transfer* EngineImpl::NewTransfer(Tenant* tenant, DomainIndex source, DomainIndex destination,
+                                  ServiceClass service_class, int64_t bytes, TimeNs now) {
   if (free_transfers_.empty()) {
     free_transfers_.push_back(static_cast<uint32_t>(transfers_.size()));
     transfers_.push_back(std::make_unique<Transfer>());
@@ -56,7 +57,9 @@ void EngineImpl::PublishTransfer(const Transfer& transfer, gmg::TransferState st
     record->id = transfer.live ? transfer.id.value : uint64_t{0};
     record->instance = transfer.instance != nullptr ? transfer.instance->id.value : uint64_t{0};
     record->set = transfer.set != nullptr ? transfer.set->config.id.value : 0u;
-    record->value = transfer.instance != nullptr ? transfer.instance->graph->crossing()[transfer.crossing].value : transfer.tensor;
+    record->value = transfer.instance != nullptr
+                        ? transfer.instance->graph->crossing()[transfer.crossing].value
+                        : transfer.tensor;
     record->state = state;
     record->source_domain = transfer.source;
     record->destination_domain = transfer.destination;
@@ -86,7 +89,8 @@ void EngineImpl::SendWatch(const Transfer& transfer) {
 }
 
 // The in-flight bit is set already (TakeGrant).
-void EngineImpl::WatchValue(Instance* instance, uint32_t crossing, DomainIndex destination, TimeNs now) {
+void EngineImpl::WatchValue(Instance* instance, uint32_t crossing, DomainIndex destination,
+                            TimeNs now) {
   const gmg::TensorRecord& value = Value(*instance, crossing);
   const uint64_t residency = value.residency;
   const DomainIndex source = residency != 0 ? static_cast<DomainIndex>(__builtin_ctzll(residency))
@@ -99,7 +103,8 @@ void EngineImpl::WatchValue(Instance* instance, uint32_t crossing, DomainIndex d
   SendWatch(*transfer);
 }
 
-bool EngineImpl::IsAdmitted(const Instance& instance, uint32_t crossing, DomainIndex destination) const {
+bool EngineImpl::IsAdmitted(const Instance& instance, uint32_t crossing,
+                            DomainIndex destination) const {
   for (const auto& transfer : transfers_) {
     if (transfer->live && transfer->instance == &instance && transfer->crossing == crossing &&
         transfer->destination == destination) {
@@ -109,14 +114,14 @@ bool EngineImpl::IsAdmitted(const Instance& instance, uint32_t crossing, DomainI
   return false;
 }
 
-// A piece goes where `instance`'s op was placed; the caller checked CanMove and that the entry is first.
-// On commit the new place is the piece's only one: its charge moves with it. A reset piece is copied like any other: what an
-// earlier stay left in the new place is not zero.
+// A piece goes where `instance`'s op was placed; the caller checked CanMove and that the entry is
+// first. On commit the new place is the piece's only one: its charge moves with it. A reset piece
+// is copied like any other: what an earlier stay left in the new place is not zero.
 void EngineImpl::StartMove(Piece* piece, Instance* instance, DomainIndex destination, TimeNs now) {
   const TenantId tenant = instance->tenant->config.id;
   ledger_.Charge(tenant, MemoryKind::kManaged, destination, piece->bytes);
-  Transfer* const transfer =
-      NewTransfer(instance->tenant, piece->domain, destination, QueueClass(*instance), piece->bytes, now);
+  Transfer* const transfer = NewTransfer(instance->tenant, piece->domain, destination,
+                                         QueueClass(*instance), piece->bytes, now);
   transfer->set = piece->set;
   transfer->tensor = piece->tensor;
   transfer->move = true;
@@ -157,7 +162,8 @@ void EngineImpl::FreeTransfer(Transfer* transfer) {
   arbiter_.Remove(transfer->id);
   transfer->live = false;
   PublishTransfer(*transfer, gmg::TransferState::kWatching);
-  if (transfer->record != gmg::RangeAllocator::kNone) gmg_.FreeRecord(gmg::kTransfers, transfer->record);
+  if (transfer->record != gmg::RangeAllocator::kNone)
+    gmg_.FreeRecord(gmg::kTransfers, transfer->record);
   free_transfers_.push_back(transfer->slot);
   --transfer->tenant->transfers;
 }
@@ -178,13 +184,15 @@ void EngineImpl::SettleTransfer(Transfer* transfer, StatusCode status, TimeNs no
     } else {
       if ((value.granted & bit) != 0) {
         value.granted = value.granted & ~bit;
-        ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant, transfer->destination, Charged(value.bytes));
+        ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant, transfer->destination,
+                        Charged(value.bytes));
         admission_dirty_ = true;
       }
       // Issued ops that count on it come back and ask again.
       for (const uint32_t consumer : instance->graph->crossing()[transfer->crossing].consumers) {
         const gmg::OpRecord& record = Op(*instance, consumer);
-        const bool waits = record.state == gmg::OpState::kIssued && DomainOf(record.device) == transfer->destination;
+        const bool waits = record.state == gmg::OpState::kIssued &&
+                           DomainOf(record.device) == transfer->destination;
         if (waits && instance->phase == Phase::kStarted) {
           WantUnplace(instance, consumer);
           UnplaceWanted(instance, now);
@@ -214,7 +222,8 @@ void EngineImpl::SettleTransfer(Transfer* transfer, StatusCode status, TimeNs no
       --replication.in_flight;
       ++replication.done;
       replication.failed |= !ok;
-      const bool over = replication.failed ? replication.in_flight == 0 : replication.done == set->config.tensors.size();
+      const bool over = replication.failed ? replication.in_flight == 0
+                                           : replication.done == set->config.tensors.size();
       if (over && replication.failed && replication.remake && !set->removing) {
         // Requests count on it: again, a little later.
         replication = {set, replication.domain, 0, 0, 0, false, true, now + kRemakeDelay};
@@ -234,11 +243,14 @@ void EngineImpl::ForgetMove(Piece* piece, TimeNs now) {
     Instance* const instance = FindInstance(entry.owner);
     if (instance == nullptr || instance->phase != Phase::kStarted) return;
     for (uint32_t op = instance->first_unfinished; op < instance->ops.size(); ++op) {
-      if (!instance->ops[op].moved_piece || Op(*instance, op).state != gmg::OpState::kPlaced) continue;
+      if (!instance->ops[op].moved_piece || Op(*instance, op).state != gmg::OpState::kPlaced)
+        continue;
       const auto& uses = instance->binding->group_pieces[op];
       const DomainIndex placed = DomainOf(Op(*instance, op).device);
-      const bool touches = std::any_of(uses.begin(), uses.end(), [piece](const PieceUse& use) { return use.piece == piece; });
-      // Another piece of it may have arrived or be on its way: then the op stays and asks for this one again.
+      const bool touches = std::any_of(uses.begin(), uses.end(),
+                                       [piece](const PieceUse& use) { return use.piece == piece; });
+      // Another piece of it may have arrived or be on its way: then the op stays and asks for this
+      // one again.
       const bool others = std::any_of(uses.begin(), uses.end(), [&](const PieceUse& use) {
         return use.piece != piece && (use.piece->moving || use.piece->domain == placed);
       });
@@ -256,15 +268,19 @@ void EngineImpl::ForgetMove(Piece* piece, TimeNs now) {
   }
 }
 
-// ---- replicas of constants ----------------------------------------------------------------------------------------
+// ---- replicas of constants
+// ----------------------------------------------------------------------------------------
 
 Status EngineImpl::Replicate(TensorSetId id, DomainIndex domain, TimeNs now) {
   now_ = now;
   const auto found = sets_.find(id);
-  if (found == sets_.end() || found->second->removing) return Error(StatusCode::kStale, "tensor set %u is gone", id.value);
+  if (found == sets_.end() || found->second->removing)
+    return Error(StatusCode::kStale, "tensor set %u is gone", id.value);
   TensorSet* const set = found->second.get();
-  if (set->config.kind != TensorKind::kConstant) return Error(StatusCode::kInvalid, "only constants are replicated");
-  if (domain >= config_.domains.size()) return Error(StatusCode::kInvalid, "memory domain %u does not exist", domain);
+  if (set->config.kind != TensorKind::kConstant)
+    return Error(StatusCode::kInvalid, "only constants are replicated");
+  if (domain >= config_.domains.size())
+    return Error(StatusCode::kInvalid, "memory domain %u does not exist", domain);
   if ((set->resident >> domain & 1) != 0) return Status::Ok();
   for (const Replication& other : replications_) {
     if (other.set == set && other.domain == domain) return Status::Ok();
@@ -273,9 +289,10 @@ Status EngineImpl::Replicate(TensorSetId id, DomainIndex domain, TimeNs now) {
   if (set->bytes > ledger_.retained_free(domain)) {
     const bool never = set->bytes > ledger_.retained_capacity(domain);
     return Error(never ? StatusCode::kNeverFits : StatusCode::kQuota,
-                 "%lld bytes of weights; domain '%s' has %lld of %lld bytes free; held by %s", number(set->bytes),
-                 config_.domains[domain].name.c_str(), number(ledger_.retained_free(domain)),
-                 number(ledger_.retained_capacity(domain)), ledger_.Holders(domain, false).c_str());
+                 "%lld bytes of weights; domain '%s' has %lld of %lld bytes free; held by %s",
+                 number(set->bytes), config_.domains[domain].name.c_str(),
+                 number(ledger_.retained_free(domain)), number(ledger_.retained_capacity(domain)),
+                 ledger_.Holders(domain, false).c_str());
   }
   ledger_.Charge(set->config.tenant, MemoryKind::kReplica, domain, set->bytes);
   ++set->uses;
@@ -297,9 +314,12 @@ void EngineImpl::PumpReplications(TimeNs now) {
   if (!executor_up_) return;
   for (Replication& replication : replications_) {
     TensorSet* const set = replication.set;
-    while (!replication.failed && now >= replication.retry_at && replication.in_flight < kReplicationWindow && replication.next < set->config.tensors.size()) {
-      Transfer* const transfer = NewTransfer(set->tenant, set->config.home, replication.domain, ServiceClass::kOffline,
-                                             set->config.tensors[replication.next].bytes, now);
+    while (!replication.failed && now >= replication.retry_at &&
+           replication.in_flight < kReplicationWindow &&
+           replication.next < set->config.tensors.size()) {
+      Transfer* const transfer =
+          NewTransfer(set->tenant, set->config.home, replication.domain, ServiceClass::kOffline,
+                      set->config.tensors[replication.next].bytes, now);
       transfer->set = set;
       transfer->tensor = replication.next++;
       ++replication.in_flight;
@@ -315,7 +335,8 @@ void EngineImpl::EndReplication(size_t index) {
   TensorSet* const set = replication.set;
   if (replication.failed) {
     ledger_.Release(set->config.tenant, MemoryKind::kReplica, replication.domain, set->bytes);
-    Send(wire::kDropReplica, wire::DropReplica{set->config.id.value, 0xffffffff, replication.domain, {}});
+    Send(wire::kDropReplica,
+         wire::DropReplica{set->config.id.value, 0xffffffff, replication.domain, {}});
   } else {
     set->resident |= uint64_t{1} << replication.domain;
   }

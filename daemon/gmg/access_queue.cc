@@ -26,7 +26,9 @@ bool AccessQueue::MayRead(AccessEntry::Kind kind, uint64_t owner) const {
   return false;
 }
 
-bool AccessQueue::MayWrite(AccessEntry::Kind kind, uint64_t owner) const { return IsFirst(kind, owner); }
+bool AccessQueue::MayWrite(AccessEntry::Kind kind, uint64_t owner) const {
+  return IsFirst(kind, owner);
+}
 
 bool AccessQueue::IsFirst(AccessEntry::Kind kind, uint64_t owner) const {
   return !entries_.empty() && entries_.front().kind == kind && entries_.front().owner == owner;
@@ -58,7 +60,8 @@ void AccessQueue::Restore(AccessEntry::Kind kind, uint64_t owner, uint32_t uses,
 }
 
 bool AccessQueue::LostAtTail(bool lost) const {
-  return lost && std::none_of(entries_.begin(), entries_.end(), [](const AccessEntry& entry) { return entry.resets; });
+  return lost && std::none_of(entries_.begin(), entries_.end(),
+                              [](const AccessEntry& entry) { return entry.resets; });
 }
 
 }  // namespace slice::gmg

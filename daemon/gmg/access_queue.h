@@ -1,7 +1,9 @@
-// The access queue of one piece (a tensor of a managed or mutable set): who may touch it, in submit order.
+// The access queue of one piece (a tensor of a managed or mutable set): who may touch it, in submit
+// order.
 //
-// A read waits for earlier writes, a write for all earlier accesses. An entry is one instance's whole use of the piece
-// (several of its ops may touch it), a tenant command, or a move to another domain.
+// A read waits for earlier writes, a write for all earlier accesses. An entry is one instance's
+// whole use of the piece (several of its ops may touch it), a tenant command, or a move to another
+// domain.
 //
 //   Append ──► [ entry | entry | move | entry ] ──► gone at its last UseDone or Remove
 //
@@ -18,10 +20,10 @@ namespace slice::gmg {
 struct AccessEntry {
   enum class Kind : uint8_t { kInstance, kCommand, kMove };
   Kind kind = Kind::kInstance;
-  bool write = false;          // any of its uses writes
-  bool resets = false;         // a command that makes a lost piece usable again
-  uint64_t owner = 0;          // instance, command part or transfer id
-  uint32_t uses_left = 1;      // ops of the instance that touch the piece and are not done
+  bool write = false;      // any of its uses writes
+  bool resets = false;     // a command that makes a lost piece usable again
+  uint64_t owner = 0;      // instance, command part or transfer id
+  uint32_t uses_left = 1;  // ops of the instance that touch the piece and are not done
 };
 
 class AccessQueue {
@@ -38,13 +40,16 @@ class AccessQueue {
   void UseDone(AccessEntry::Kind kind, uint64_t owner);
   void Remove(AccessEntry::Kind kind, uint64_t owner);
 
-  // The owner starts over: all its uses count again. An entry that is gone already comes back at the front.
+  // The owner starts over: all its uses count again. An entry that is gone already comes back at
+  // the front.
   void Restore(AccessEntry::Kind kind, uint64_t owner, uint32_t uses, bool write);
 
   // Whether something appended now would find the piece lost: `lost` unless a reset is on its way.
   bool LostAtTail(bool lost) const;
 
-  bool Contains(AccessEntry::Kind kind, uint64_t owner) const { return Find(kind, owner) < entries_.size(); }
+  bool Contains(AccessEntry::Kind kind, uint64_t owner) const {
+    return Find(kind, owner) < entries_.size();
+  }
   const std::vector<AccessEntry>& entries() const { return entries_; }
   bool empty() const { return entries_.empty(); }
 

@@ -7,13 +7,18 @@ namespace slice::gmg {
 bool IsLegal(OpState from, OpState to) {
   using S = OpState;
   switch (from) {
-    case S::kUnscheduled: return to == S::kPlaced || to == S::kCancelled;
-    case S::kPlaced: return to == S::kIssued || to == S::kUnscheduled || to == S::kCancelled;
-    case S::kIssued: return to == S::kLaunched || to == S::kPlaced || to == S::kFailed || to == S::kCancelled;
-    case S::kLaunched: return to == S::kDone || to == S::kFailed || to == S::kCancelled;
+    case S::kUnscheduled:
+      return to == S::kPlaced || to == S::kCancelled;
+    case S::kPlaced:
+      return to == S::kIssued || to == S::kUnscheduled || to == S::kCancelled;
+    case S::kIssued:
+      return to == S::kLaunched || to == S::kPlaced || to == S::kFailed || to == S::kCancelled;
+    case S::kLaunched:
+      return to == S::kDone || to == S::kFailed || to == S::kCancelled;
     case S::kDone:
     case S::kFailed:
-    case S::kCancelled: return false;
+    case S::kCancelled:
+      return false;
   }
   return false;
 }
@@ -72,10 +77,12 @@ Gmg::Gmg(std::span<std::byte> memory, const Capacity& capacity, uint64_t epoch, 
       name_ranges_(capacity.counts[kGroupNames]) {
   const uint64_t bytes = LayOut(capacity, slabs_);
   SLICE_CHECK(memory.size() >= bytes, "GMG memory is smaller than its layout");
-  SLICE_CHECK(reinterpret_cast<uintptr_t>(memory.data()) % 64 == 0, "GMG memory must be aligned to 64 bytes");
+  SLICE_CHECK(reinterpret_cast<uintptr_t>(memory.data()) % 64 == 0,
+              "GMG memory must be aligned to 64 bytes");
   for (const Slab slab : {kTenants, kTemplates, kSequences, kInstances, kPieces, kTransfers}) {
     free_records_[slab].resize(slabs_[slab].count);
-    for (uint32_t i = 0; i < slabs_[slab].count; ++i) free_records_[slab][i] = slabs_[slab].count - 1 - i;
+    for (uint32_t i = 0; i < slabs_[slab].count; ++i)
+      free_records_[slab][i] = slabs_[slab].count - 1 - i;
   }
   open_.reserve(64);
   SegmentHeader& head = header();
@@ -94,7 +101,8 @@ Gmg::Gmg(std::span<std::byte> memory, const Capacity& capacity, uint64_t epoch, 
 void Gmg::BeginWrite(Shared<uint32_t>* sequence) {
   const uint32_t value = *sequence;
   SLICE_CHECK(value % 2 == 0, "record opened twice");
-  // An acq_rel exchange, so that who sees a later store sees the odd counter (a release store would let them pass).
+  // An acq_rel exchange, so that who sees a later store sees the odd counter (a release store would
+  // let them pass).
   uint32_t* const raw = reinterpret_cast<uint32_t*>(sequence);
   __atomic_exchange_n(raw, value + 1, __ATOMIC_ACQ_REL);
 }
@@ -119,14 +127,16 @@ uint32_t Gmg::AddTemplate(TemplateId id, const graph::Template& graph) {
   TemplateRecord* const record = At<TemplateRecord>(kTemplates, index);
   auto count = static_cast<uint32_t>(graph.groups().size());
   uint32_t begin = name_ranges_.Allocate(count);
-  if (begin == RangeAllocator::kNone) begin = count = 0;  // names are for people: shown as numbers then
+  if (begin == RangeAllocator::kNone)
+    begin = count = 0;  // names are for people: shown as numbers then
   UpdateRecord(record, [&] {
     record->id = id.value;
     record->content_hash = graph.content_hash();
     record->name.Set(graph.name());
     record->name_begin = begin;
     record->group_count = count;
-    for (uint32_t g = 0; g < count; ++g) At<GroupNameRecord>(kGroupNames, begin + g)->name.Set(graph.groups()[g].name);
+    for (uint32_t g = 0; g < count; ++g)
+      At<GroupNameRecord>(kGroupNames, begin + g)->name.Set(graph.groups()[g].name);
   });
   return index;
 }
@@ -161,7 +171,8 @@ uint32_t Gmg::AddInstance(const graph::Template& graph, const graph::BoundSizes&
   const uint32_t op_begin = op_ranges_.Allocate(op_count);
   if (op_begin == RangeAllocator::kNone) return RangeAllocator::kNone;
   const uint32_t tensor_begin = tensor_ranges_.Allocate(tensor_count);
-  const uint32_t slot = tensor_begin == RangeAllocator::kNone ? RangeAllocator::kNone : AllocateRecord(kInstances);
+  const uint32_t slot =
+      tensor_begin == RangeAllocator::kNone ? RangeAllocator::kNone : AllocateRecord(kInstances);
   if (slot == RangeAllocator::kNone) {
     op_ranges_.Free(op_begin, op_count);
     if (tensor_begin != RangeAllocator::kNone) tensor_ranges_.Free(tensor_begin, tensor_count);
@@ -174,7 +185,8 @@ uint32_t Gmg::AddInstance(const graph::Template& graph, const graph::BoundSizes&
   record.op_count = op_count;
   record.tensor_begin = tensor_begin;
   record.tensor_count = tensor_count;
-  for (uint32_t t = 0; t < tensor_count; ++t) tensors_[tensor_begin + t].bytes = sizes.crossing_bytes[t];
+  for (uint32_t t = 0; t < tensor_count; ++t)
+    tensors_[tensor_begin + t].bytes = sizes.crossing_bytes[t];
   FillOps(slot, graph);
   return slot;
 }
@@ -193,8 +205,8 @@ void Gmg::FillOps(uint32_t slot, const graph::Template& graph) {
     entry.pending = predecessors;
     entry.unplaced = predecessors;
     entry.successors_unscheduled = static_cast<uint32_t>(group.successors.size());
-    for (Shared<int64_t>* const time : {&entry.issue_ns, &entry.start_ns, &entry.finish_ns, &entry.predicted_start_ns,
-                                        &entry.predicted_finish_ns}) {
+    for (Shared<int64_t>* const time : {&entry.issue_ns, &entry.start_ns, &entry.finish_ns,
+                                        &entry.predicted_start_ns, &entry.predicted_finish_ns}) {
       *time = 0;
     }
     frontier += predecessors == 0;

@@ -1,10 +1,11 @@
-// The Global Mapping Graph: the engine's store of live instances, laid out in the segment (segment.h) so that readers
-// see the same arrays that the engine works on.
+// The Global Mapping Graph: the engine's store of live instances, laid out in the segment
+// (segment.h) so that readers see the same arrays that the engine works on.
 //
-// Owner: the engine. Threads: its one. Keeps operator states with their legal transitions and both frontiers.
+// Owner: the engine. Threads: its one. Keeps operator states with their legal transitions and both
+// frontiers.
 //
-// Writing: Write(slot) opens an instance's block (counter odd) at its first change; CloseWrites() at the end of each
-// engine call closes all, so that a reader never sees half an event.
+// Writing: Write(slot) opens an instance's block (counter odd) at its first change; CloseWrites()
+// at the end of each engine call closes all, so that a reader never sees half an event.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,16 @@ namespace slice::gmg {
 
 bool IsLegal(OpState from, OpState to);
 // Placed, issued, launched or done: what the scheduled frontier is made of.
-inline bool IsPlacedOrLater(OpState state) { return state >= OpState::kPlaced && state <= OpState::kDone; }
+inline bool IsPlacedOrLater(OpState state) {
+  return state >= OpState::kPlaced && state <= OpState::kDone;
+}
 
 // First-fit allocator of index ranges in a slab. Free ranges merge.
 class RangeAllocator {
  public:
   explicit RangeAllocator(uint32_t count);
   static constexpr uint32_t kNone = 0xffffffff;
-  uint32_t Allocate(uint32_t count);   // kNone: no free range that long; 0 for an empty range
+  uint32_t Allocate(uint32_t count);  // kNone: no free range that long; 0 for an empty range
   void Free(uint32_t begin, uint32_t count);
   uint32_t free_count() const { return free_count_; }
 
@@ -45,7 +48,8 @@ class Gmg {
 
   template <typename Record>
   Record* At(Slab slab, uint32_t index) {
-    SLICE_CHECK(index < slabs_[slab].count && sizeof(Record) == slabs_[slab].stride, "GMG index or record type");
+    SLICE_CHECK(index < slabs_[slab].count && sizeof(Record) == slabs_[slab].stride,
+                "GMG index or record type");
     return reinterpret_cast<Record*>(memory_.data() + slabs_[slab].offset) + index;
   }
   template <typename Record>
@@ -55,7 +59,8 @@ class Gmg {
   uint32_t count(Slab slab) const { return slabs_[slab].count; }
   SegmentHeader& header() { return *reinterpret_cast<SegmentHeader*>(memory_.data()); }
 
-  // A free record of a slab whose index 0.. are handed out here (all but devices, domains, ops, tensors, names).
+  // A free record of a slab whose index 0.. are handed out here (all but devices, domains, ops,
+  // tensors, names).
   uint32_t AllocateRecord(Slab slab);  // RangeAllocator::kNone: full
   void FreeRecord(Slab slab, uint32_t index);
 
@@ -72,7 +77,8 @@ class Gmg {
   void RemoveTemplate(uint32_t record);
 
   // ---- instances ----
-  // Allocates op and tensor ranges and fills them: all unscheduled, nothing resident. kNone: a slab is full.
+  // Allocates op and tensor ranges and fills them: all unscheduled, nothing resident. kNone: a slab
+  // is full.
   uint32_t AddInstance(const graph::Template& graph, const graph::BoundSizes& sizes);
   void FreeInstance(uint32_t slot);
   // New attempt: all ops unscheduled, nothing resident.
@@ -84,8 +90,8 @@ class Gmg {
   OpRecord* ops(uint32_t slot) { return ops_ + instances_[slot].op_begin.load(); }
   TensorRecord* tensors(uint32_t slot) { return tensors_ + instances_[slot].tensor_begin.load(); }
 
-  // The one place where an op's state changes. CHECKs that the transition is legal; keeps pending counts and both
-  // frontiers; `graph` is the instance's template.
+  // The one place where an op's state changes. CHECKs that the transition is legal; keeps pending
+  // counts and both frontiers; `graph` is the instance's template.
   void SetOpState(uint32_t slot, const graph::Template& graph, uint32_t op, OpState to);
 
   uint32_t ops_free() const { return op_ranges_.free_count(); }
@@ -105,7 +111,7 @@ class Gmg {
   TensorRecord* tensors_ = nullptr;
   std::vector<uint32_t> free_records_[kSlabCount];
   RangeAllocator op_ranges_, tensor_ranges_, name_ranges_;
-  std::vector<uint32_t> open_;           // instances whose block is open
+  std::vector<uint32_t> open_;  // instances whose block is open
 };
 
 }  // namespace slice::gmg

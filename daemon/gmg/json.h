@@ -1,4 +1,5 @@
-// A small JSON writer: objects and arrays, escaped strings, integers, no dependencies. Commas are its business.
+// A small JSON writer: objects and arrays, escaped strings, integers, no dependencies. Commas are
+// its business.
 #pragma once
 
 #include <cmath>
@@ -37,8 +38,7 @@ class JsonWriter {
     return Raw(buffer);
   }
   template <typename T>
-    requires(std::is_integral_v<T> && !std::is_same_v<T, bool>)
-  JsonWriter& Value(T value) {
+  requires(std::is_integral_v<T> && !std::is_same_v<T, bool>) JsonWriter& Value(T value) {
     return Raw(std::to_string(value));
   }
   template <typename T>

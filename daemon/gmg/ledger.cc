@@ -9,18 +9,25 @@ namespace slice::gmg {
 
 const char* MemoryKindName(MemoryKind kind) {
   switch (kind) {
-    case MemoryKind::kReservation: return "reservations";
-    case MemoryKind::kGrant: return "grants";
-    case MemoryKind::kWeights: return "weights";
-    case MemoryKind::kReplica: return "replicas";
-    case MemoryKind::kMutable: return "mutable";
-    case MemoryKind::kManaged: return "managed";
+    case MemoryKind::kReservation:
+      return "reservations";
+    case MemoryKind::kGrant:
+      return "grants";
+    case MemoryKind::kWeights:
+      return "weights";
+    case MemoryKind::kReplica:
+      return "replicas";
+    case MemoryKind::kMutable:
+      return "mutable";
+    case MemoryKind::kManaged:
+      return "managed";
   }
   return "?";
 }
 
 Ledger::Ledger(std::span<const DomainLimits> domains, std::span<const DomainIndex> device_domains)
-    : device_domains_(device_domains.begin(), device_domains.end()), lanes_(device_domains.size(), 0) {
+    : device_domains_(device_domains.begin(), device_domains.end()),
+      lanes_(device_domains.size(), 0) {
   for (const DomainLimits& limits : domains) domains_.push_back({limits});
 }
 
@@ -60,7 +67,9 @@ void Ledger::Release(TenantId tenant, MemoryKind kind, DomainIndex domain, int64
 
 int64_t Ledger::used(TenantId tenant, MemoryKind kind, DomainIndex domain) const {
   const auto found = tenants_.find(tenant);
-  return found == tenants_.end() ? 0 : found->second.bytes[static_cast<size_t>(kind) * domains_.size() + domain];
+  return found == tenants_.end()
+             ? 0
+             : found->second.bytes[static_cast<size_t>(kind) * domains_.size() + domain];
 }
 int64_t Ledger::pool_used(TenantId tenant) const {
   const auto found = tenants_.find(tenant);
@@ -72,7 +81,8 @@ int64_t Ledger::retained_used(TenantId tenant) const {
 }
 
 void Ledger::DropTenant(TenantId tenant) {
-  SLICE_CHECK(pool_used(tenant) == 0 && retained_used(tenant) == 0, "tenant dropped while it holds memory");
+  SLICE_CHECK(pool_used(tenant) == 0 && retained_used(tenant) == 0,
+              "tenant dropped while it holds memory");
   tenants_.erase(tenant);
 }
 
@@ -102,8 +112,9 @@ std::string Ledger::Holders(DomainIndex domain, bool pool) const {
 }
 
 bool Ledger::Empty() const {
-  return std::all_of(domains_.begin(), domains_.end(),
-                     [](const Domain& d) { return d.reserved == 0 && d.granted == 0 && d.retained == 0; });
+  return std::all_of(domains_.begin(), domains_.end(), [](const Domain& d) {
+    return d.reserved == 0 && d.granted == 0 && d.retained == 0;
+  });
 }
 
 }  // namespace slice::gmg

@@ -1,12 +1,15 @@
-// The memory ledger: who holds how much of what, where. Pure accounting; the executor's pools enforce the same caps.
+// The memory ledger: who holds how much of what, where. Pure accounting; the executor's pools
+// enforce the same caps.
 //
 // Pool memory of a domain is split into
 //   lanes         one per device: workspace of whatever op runs there = maximum over what may run
-//   reservations  one per started instance and home domain: its peak in template order, taken all at once
-//   grants        off-home or out-of-order copies and outputs, from what is unreserved
-// Retained memory holds weights, replicas and managed tensors. Why this cannot deadlock: docs, "memory admission".
+//   reservations  one per started instance and home domain: its peak in template order, taken all
+//   at once grants        off-home or out-of-order copies and outputs, from what is unreserved
+// Retained memory holds weights, replicas and managed tensors. Why this cannot deadlock: docs,
+// "memory admission".
 //
-// Owner: the engine; its thread only. Charging more than is free is a bug (CHECK): callers ask first.
+// Owner: the engine; its thread only. Charging more than is free is a bug (CHECK): callers ask
+// first.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +37,9 @@ class Ledger {
   Ledger(std::span<const DomainLimits> domains, std::span<const DomainIndex> device_domains);
 
   int64_t pool_capacity(DomainIndex domain) const { return domains_[domain].limits.pool_bytes; }
-  int64_t retained_capacity(DomainIndex domain) const { return domains_[domain].limits.retained_bytes; }
+  int64_t retained_capacity(DomainIndex domain) const {
+    return domains_[domain].limits.retained_bytes;
+  }
   int64_t lanes(DomainIndex domain) const { return domains_[domain].lanes; }
   int64_t reserved(DomainIndex domain) const { return domains_[domain].reserved; }
   int64_t granted(DomainIndex domain) const { return domains_[domain].granted; }
@@ -60,9 +65,10 @@ class Ledger {
   int64_t retained_used(TenantId tenant) const;  // the other kinds, all domains
   void DropTenant(TenantId tenant);              // CHECKs that it holds nothing
 
-  // "tenant 3: 120 MiB reservations, 40 MiB weights; tenant 5: ...": who holds a domain's pool or retained memory.
+  // "tenant 3: 120 MiB reservations, 40 MiB weights; tenant 5: ...": who holds a domain's pool or
+  // retained memory.
   std::string Holders(DomainIndex domain, bool pool) const;
-  bool Empty() const;                            // nothing charged at all (lanes excepted)
+  bool Empty() const;  // nothing charged at all (lanes excepted)
   const std::vector<DomainIndex>& device_domains() const { return device_domains_; }
 
  private:

@@ -8,55 +8,72 @@
 namespace slice::gmg {
 
 namespace {
-constexpr int kRetriesMax = 10'000;          // a writer holds a record open for microseconds
+constexpr int kRetriesMax = 10'000;  // a writer holds a record open for microseconds
 constexpr uint32_t kOpsMax = 1u << 20;
 }  // namespace
 
 std::string_view OpStateName(OpState state) {
   switch (state) {
-    case OpState::kUnscheduled: return "unscheduled";
-    case OpState::kPlaced: return "placed";
-    case OpState::kIssued: return "issued";
-    case OpState::kLaunched: return "launched";
-    case OpState::kDone: return "done";
-    case OpState::kFailed: return "failed";
-    case OpState::kCancelled: return "cancelled";
+    case OpState::kUnscheduled:
+      return "unscheduled";
+    case OpState::kPlaced:
+      return "placed";
+    case OpState::kIssued:
+      return "issued";
+    case OpState::kLaunched:
+      return "launched";
+    case OpState::kDone:
+      return "done";
+    case OpState::kFailed:
+      return "failed";
+    case OpState::kCancelled:
+      return "cancelled";
   }
   return "unknown";
 }
 std::string_view InstanceStateName(InstanceState state) {
   switch (state) {
-    case InstanceState::kFree: return "free";
-    case InstanceState::kQueued: return "queued";
-    case InstanceState::kStarted: return "started";
-    case InstanceState::kEnding: return "ending";
+    case InstanceState::kFree:
+      return "free";
+    case InstanceState::kQueued:
+      return "queued";
+    case InstanceState::kStarted:
+      return "started";
+    case InstanceState::kEnding:
+      return "ending";
   }
   return "unknown";
 }
 std::string_view TransferStateName(TransferState state) {
   switch (state) {
-    case TransferState::kWatching: return "watching";
-    case TransferState::kIntent: return "intent";
-    case TransferState::kAdmitted: return "admitted";
+    case TransferState::kWatching:
+      return "watching";
+    case TransferState::kIntent:
+      return "intent";
+    case TransferState::kAdmitted:
+      return "admitted";
   }
   return "unknown";
 }
 
 Result<Reader> Reader::Open(std::span<const std::byte> segment) {
   if (segment.size() < 4096 || reinterpret_cast<uintptr_t>(segment.data()) % 64 != 0) {
-    return Error(StatusCode::kBounds, "GMG segment has %zu bytes, its header alone needs 4096", segment.size());
+    return Error(StatusCode::kBounds, "GMG segment has %zu bytes, its header alone needs 4096",
+                 segment.size());
   }
   Reader reader(segment);
   const SegmentHeader& head = reader.header();
   if (__atomic_load_n(&head.magic, __ATOMIC_ACQUIRE) != kMagic) {
-    return Error(StatusCode::kVersion, "not a GMG segment (magic %016llx)", static_cast<unsigned long long>(head.magic));
+    return Error(StatusCode::kVersion, "not a GMG segment (magic %016llx)",
+                 static_cast<unsigned long long>(head.magic));
   }
   if (head.layout_version != kLayoutVersion || head.layout_hash != kLayoutHash) {
     return Error(StatusCode::kVersion,
-                 "GMG layout is version %u, hash %016llx; this program reads version %u, hash %016llx: use the slicectl of the "
+                 "GMG layout is version %u, hash %016llx; this program reads version %u, hash "
+                 "%016llx: use the slicectl of the "
                  "running sliced",
-                 head.layout_version, static_cast<unsigned long long>(head.layout_hash), kLayoutVersion,
-                 static_cast<unsigned long long>(kLayoutHash));
+                 head.layout_version, static_cast<unsigned long long>(head.layout_hash),
+                 kLayoutVersion, static_cast<unsigned long long>(kLayoutHash));
   }
   Capacity capacity;
   for (uint32_t slab = 0; slab < kSlabCount; ++slab) capacity.counts[slab] = head.slabs[slab].count;
@@ -64,8 +81,10 @@ Result<Reader> Reader::Open(std::span<const std::byte> segment) {
   for (uint32_t slab = 0; slab < kSlabCount; ++slab) {
     const SlabEntry& given = head.slabs[slab];
     const SlabEntry& expected = reader.slabs_[slab];
-    if (given.offset != expected.offset || given.stride != expected.stride || bytes > segment.size()) {
-      return Error(StatusCode::kBounds, "GMG slab %u at offset %llu does not fit a segment of %zu bytes", slab,
+    if (given.offset != expected.offset || given.stride != expected.stride ||
+        bytes > segment.size()) {
+      return Error(StatusCode::kBounds,
+                   "GMG slab %u at offset %llu does not fit a segment of %zu bytes", slab,
                    static_cast<unsigned long long>(given.offset), segment.size());
     }
   }
@@ -85,7 +104,8 @@ bool Reader::ReadConsistent(const Record* record, Copy copy) const {
     const uint32_t before = __atomic_load_n(raw, __ATOMIC_ACQUIRE);
     if (before % 2 != 0) continue;
     copy();
-    std::atomic_thread_fence(std::memory_order_acquire);  // pairs with BeginWrite: a changed field implies a changed counter
+    std::atomic_thread_fence(std::memory_order_acquire);  // pairs with BeginWrite: a changed field
+                                                          // implies a changed counter
     if (__atomic_load_n(raw, __ATOMIC_RELAXED) == before) return true;
   }
   return false;
@@ -102,8 +122,21 @@ std::vector<DeviceView> Reader::Devices() const {
     const auto* const r = At<DeviceRecord>(kDevices, i);
     DeviceView v;
     const bool ok = ReadConsistent(r, [&] {
-      v = {i, r->name.Get(), r->domain, r->kind, r->hosts_online != 0, r->overrun != 0, r->running_instance, r->running_op,
-           r->issued, r->placed, r->ops_done, r->running_start_ns, r->free_at_ns, r->busy_ns, r->phantom_from_ns,
+      v = {i,
+           r->name.Get(),
+           r->domain,
+           r->kind,
+           r->hosts_online != 0,
+           r->overrun != 0,
+           r->running_instance,
+           r->running_op,
+           r->issued,
+           r->placed,
+           r->ops_done,
+           r->running_start_ns,
+           r->free_at_ns,
+           r->busy_ns,
+           r->phantom_from_ns,
            r->phantom_until_ns};
     });
     if (ok) views.push_back(std::move(v));
@@ -117,7 +150,13 @@ std::vector<DomainView> Reader::Domains() const {
     const auto* const r = At<DomainRecord>(kDomains, i);
     DomainView v;
     const bool ok = ReadConsistent(r, [&] {
-      v = {i, r->name.Get(), r->pool_bytes, r->lane_bytes, r->reserved_bytes, r->granted_bytes, r->retained_bytes_max,
+      v = {i,
+           r->name.Get(),
+           r->pool_bytes,
+           r->lane_bytes,
+           r->reserved_bytes,
+           r->granted_bytes,
+           r->retained_bytes_max,
            r->retained_bytes};
     });
     if (ok) views.push_back(std::move(v));
@@ -162,7 +201,8 @@ std::vector<TemplateView> Reader::Templates() const {
       v.group_names.clear();
       const uint32_t begin = r->name_begin, count = r->group_count;
       if (v.id == 0 || !RangeFits(begin, count, Count(kGroupNames))) return;
-      for (uint32_t g = 0; g < count; ++g) v.group_names.push_back(At<GroupNameRecord>(kGroupNames, begin + g)->name.Get());
+      for (uint32_t g = 0; g < count; ++g)
+        v.group_names.push_back(At<GroupNameRecord>(kGroupNames, begin + g)->name.Get());
     });
     if (ok && v.id != 0) views.push_back(std::move(v));
   }
@@ -175,7 +215,15 @@ std::vector<SequenceView> Reader::Sequences() const {
     const auto* const r = At<SequenceRecord>(kSequences, i);
     SequenceView v;
     const bool ok = ReadConsistent(r, [&] {
-      v = {r->id, r->number, r->tenant, r->device, r->steps, r->live, r->service_class == 0, r->priority, r->arrival_ns,
+      v = {r->id,
+           r->number,
+           r->tenant,
+           r->device,
+           r->steps,
+           r->live,
+           r->service_class == 0,
+           r->priority,
+           r->arrival_ns,
            r->deadline_ns};
     });
     if (ok && v.id != 0) views.push_back(v);
@@ -211,15 +259,24 @@ std::vector<InstanceView> Reader::Instances() const {
       v.frontier_scheduled = r->frontier_scheduled;
       const uint32_t op_begin = r->op_begin, op_count = r->op_count;
       const uint32_t tensor_begin = r->tensor_begin, tensor_count = r->tensor_count;
-      if (!RangeFits(op_begin, op_count, Count(kOps)) || !RangeFits(tensor_begin, tensor_count, Count(kTensors)) ||
-          op_count > kOpsMax || tensor_count > kOpsMax) {
+      if (!RangeFits(op_begin, op_count, Count(kOps)) ||
+          !RangeFits(tensor_begin, tensor_count, Count(kTensors)) || op_count > kOpsMax ||
+          tensor_count > kOpsMax) {
         return;
       }
       v.ops.resize(op_count);
       for (uint32_t op = 0; op < op_count; ++op) {
         const auto* const o = At<OpRecord>(kOps, op_begin + op);
-        v.ops[op] = {o->state, o->device, o->home_domain, o->pending, o->duration_ns, o->issue_ns, o->start_ns, o->finish_ns,
-                     o->predicted_start_ns, o->predicted_finish_ns};
+        v.ops[op] = {o->state,
+                     o->device,
+                     o->home_domain,
+                     o->pending,
+                     o->duration_ns,
+                     o->issue_ns,
+                     o->start_ns,
+                     o->finish_ns,
+                     o->predicted_start_ns,
+                     o->predicted_finish_ns};
       }
       v.tensors.resize(tensor_count);
       for (uint32_t t = 0; t < tensor_count; ++t) {
@@ -239,8 +296,8 @@ std::vector<PieceView> Reader::Pieces() const {
     if (r->set == 0) continue;
     PieceView v;
     const bool ok = ReadConsistent(r, [&] {
-      v = {r->set, r->tensor, r->tenant, r->domain, r->queue_length, r->lost != 0, r->managed != 0, r->version,
-           r->bytes};
+      v = {r->set,       r->tensor,       r->tenant,  r->domain, r->queue_length,
+           r->lost != 0, r->managed != 0, r->version, r->bytes};
     });
     if (ok && v.set != 0) views.push_back(v);
   }
@@ -254,8 +311,10 @@ std::vector<TransferView> Reader::Transfers() const {
     if (r->id == 0) continue;
     TransferView v;
     const bool ok = ReadConsistent(r, [&] {
-      v = {r->id, r->instance, r->set, r->value, r->source_domain, r->destination_domain, r->state, r->service_class == 0,
-           r->bytes, r->requested_ns, r->admitted_ns};
+      v = {r->id,           r->instance,           r->set,
+           r->value,        r->source_domain,      r->destination_domain,
+           r->state,        r->service_class == 0, r->bytes,
+           r->requested_ns, r->admitted_ns};
     });
     if (ok && v.id != 0) views.push_back(v);
   }
@@ -268,7 +327,8 @@ std::vector<DecisionView> Reader::Decisions(size_t newest_max) const {
   const uint64_t count = std::min<uint64_t>({total, newest_max, Count(kDecisions)});
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t number = total - i;
-    const auto* const r = At<DecisionRecord>(kDecisions, static_cast<uint32_t>((number - 1) % Count(kDecisions)));
+    const auto* const r =
+        At<DecisionRecord>(kDecisions, static_cast<uint32_t>((number - 1) % Count(kDecisions)));
     DecisionView v;
     const bool ok = ReadConsistent(r, [&] {
       v = DecisionView{};
@@ -284,8 +344,9 @@ std::vector<DecisionView> Reader::Decisions(size_t newest_max) const {
       const size_t candidates = std::min<size_t>(r->candidate_count, kDecisionCandidatesMax);
       for (size_t c = 0; c < candidates; ++c) {
         const DecisionCandidate& d = r->candidates[c];
-        v.candidates.push_back({d.defer != 0, d.feasible != 0, d.chosen != 0, d.device, d.lateness_bucket, d.online_added_bucket,
-                                d.batch_finish_bucket, d.bytes_moved, d.batch_finish_ns});
+        v.candidates.push_back({d.defer != 0, d.feasible != 0, d.chosen != 0, d.device,
+                                d.lateness_bucket, d.online_added_bucket, d.batch_finish_bucket,
+                                d.bytes_moved, d.batch_finish_ns});
       }
     });
     if (ok && v.number == number) views.push_back(std::move(v));  // else overwritten meanwhile
@@ -294,9 +355,11 @@ std::vector<DecisionView> Reader::Decisions(size_t newest_max) const {
 }
 
 namespace {
-void WriteOps(const InstanceView& instance, const std::vector<TemplateView>& templates, JsonWriter* json) {
-  const auto graph = std::find_if(templates.begin(), templates.end(),
-                                  [&](const TemplateView& t) { return t.id == instance.template_id; });
+void WriteOps(const InstanceView& instance, const std::vector<TemplateView>& templates,
+              JsonWriter* json) {
+  const auto graph = std::find_if(templates.begin(), templates.end(), [&](const TemplateView& t) {
+    return t.id == instance.template_id;
+  });
   json->Key("ops").BeginArray();
   for (size_t op = 0; op < instance.ops.size(); ++op) {
     const OpView& o = instance.ops[op];
@@ -304,9 +367,13 @@ void WriteOps(const InstanceView& instance, const std::vector<TemplateView>& tem
     if (graph != templates.end() && op < graph->group_names.size()) {
       json->Field("name", std::string_view(graph->group_names[op]));
     }
-    json->Field("state", OpStateName(o.state)).Field("home_domain", o.home_domain).Field("pending", o.pending);
+    json->Field("state", OpStateName(o.state))
+        .Field("home_domain", o.home_domain)
+        .Field("pending", o.pending);
     if (o.device != kNoDevice) json->Field("device", o.device);
-    json->Field("duration_ns", o.duration_ns).Field("issue_ns", o.issue_ns).Field("start_ns", o.start_ns);
+    json->Field("duration_ns", o.duration_ns)
+        .Field("issue_ns", o.issue_ns)
+        .Field("start_ns", o.start_ns);
     json->Field("finish_ns", o.finish_ns).Field("predicted_start_ns", o.predicted_start_ns);
     json->Field("predicted_finish_ns", o.predicted_finish_ns).EndObject();
   }
@@ -320,36 +387,69 @@ std::string Reader::GraphsJson(bool with_ops) const {
   json.Field("policy", std::string_view(policy())).Field("updated_ns", updated_ns());
   json.Key("devices").BeginArray();
   for (const DeviceView& d : Devices()) {
-    json.BeginObject().Field("device", d.index).Field("name", std::string_view(d.name)).Field("domain", d.domain);
-    json.Field("running_instance", d.running_instance).Field("running_op", d.running_op).Field("issued", d.issued);
+    json.BeginObject()
+        .Field("device", d.index)
+        .Field("name", std::string_view(d.name))
+        .Field("domain", d.domain);
+    json.Field("running_instance", d.running_instance)
+        .Field("running_op", d.running_op)
+        .Field("issued", d.issued);
     json.Field("placed", d.placed).Field("ops_done", d.ops_done).Field("busy_ns", d.busy_ns);
-    json.Field("free_at_ns", d.free_at_ns).Field("hosts_online", d.hosts_online).Field("overrun", d.overrun);
+    json.Field("free_at_ns", d.free_at_ns)
+        .Field("hosts_online", d.hosts_online)
+        .Field("overrun", d.overrun);
     json.Field("phantom_until_ns", d.phantom_until_ns).EndObject();
   }
   json.EndArray().Key("domains").BeginArray();
   for (const DomainView& d : Domains()) {
-    json.BeginObject().Field("domain", d.index).Field("name", std::string_view(d.name)).Field("pool_bytes", d.pool_bytes);
-    json.Field("lane_bytes", d.lane_bytes).Field("reserved_bytes", d.reserved_bytes).Field("granted_bytes", d.granted_bytes);
-    json.Field("retained_bytes", d.retained_bytes).Field("retained_bytes_max", d.retained_bytes_max).EndObject();
+    json.BeginObject()
+        .Field("domain", d.index)
+        .Field("name", std::string_view(d.name))
+        .Field("pool_bytes", d.pool_bytes);
+    json.Field("lane_bytes", d.lane_bytes)
+        .Field("reserved_bytes", d.reserved_bytes)
+        .Field("granted_bytes", d.granted_bytes);
+    json.Field("retained_bytes", d.retained_bytes)
+        .Field("retained_bytes_max", d.retained_bytes_max)
+        .EndObject();
   }
   json.EndArray().Key("tenants").BeginArray();
   for (const TenantView& t : Tenants()) {
-    json.BeginObject().Field("tenant", t.id).Field("name", std::string_view(t.name)).Field("uid", t.uid).Field("pid", t.pid);
+    json.BeginObject()
+        .Field("tenant", t.id)
+        .Field("name", std::string_view(t.name))
+        .Field("uid", t.uid)
+        .Field("pid", t.pid);
     json.Field("class", t.online ? "online" : "offline").Field("live_instances", t.live_instances);
     json.Field("pool_bytes", t.pool_bytes).Field("retained_bytes", t.retained_bytes).EndObject();
   }
   const std::vector<TemplateView> templates = Templates();
   json.EndArray().Key("templates").BeginArray();
   for (const TemplateView& t : templates) {
-    json.BeginObject().Field("template", t.id).Field("name", std::string_view(t.name)).Field("groups", t.group_names.size()).EndObject();
+    json.BeginObject()
+        .Field("template", t.id)
+        .Field("name", std::string_view(t.name))
+        .Field("groups", t.group_names.size())
+        .EndObject();
   }
   json.EndArray().Key("instances").BeginArray();
   for (const InstanceView& i : Instances()) {
-    json.BeginObject().Field("instance", i.id).Field("state", InstanceStateName(i.state)).Field("tenant", i.tenant);
-    json.Field("class", i.online ? "online" : "offline").Field("priority", i.priority).Field("template", i.template_id);
-    json.Field("sequence", i.sequence_id).Field("attempt", i.attempt).Field("op_count", i.ops.size()).Field("ops_done", i.ops_done);
-    json.Field("frontier_unscheduled", i.frontier_unscheduled).Field("frontier_scheduled", i.frontier_scheduled);
-    json.Field("submit_ns", i.submit_ns).Field("start_ns", i.start_ns).Field("predicted_finish_ns", i.predicted_finish_ns);
+    json.BeginObject()
+        .Field("instance", i.id)
+        .Field("state", InstanceStateName(i.state))
+        .Field("tenant", i.tenant);
+    json.Field("class", i.online ? "online" : "offline")
+        .Field("priority", i.priority)
+        .Field("template", i.template_id);
+    json.Field("sequence", i.sequence_id)
+        .Field("attempt", i.attempt)
+        .Field("op_count", i.ops.size())
+        .Field("ops_done", i.ops_done);
+    json.Field("frontier_unscheduled", i.frontier_unscheduled)
+        .Field("frontier_scheduled", i.frontier_scheduled);
+    json.Field("submit_ns", i.submit_ns)
+        .Field("start_ns", i.start_ns)
+        .Field("predicted_finish_ns", i.predicted_finish_ns);
     json.Field("deadline_ns", i.deadline_ns);
     if (with_ops) WriteOps(i, templates, &json);
     json.EndObject();
@@ -357,20 +457,31 @@ std::string Reader::GraphsJson(bool with_ops) const {
   json.EndArray().Key("sequences").BeginArray();
   for (const SequenceView& s : Sequences()) {
     json.BeginObject().Field("sequence", s.id).Field("number", s.number).Field("tenant", s.tenant);
-    json.Field("class", s.online ? "online" : "offline").Field("steps", s.steps).Field("live", s.live);
+    json.Field("class", s.online ? "online" : "offline")
+        .Field("steps", s.steps)
+        .Field("live", s.live);
     json.Field("arrival_ns", s.arrival_ns).Field("deadline_ns", s.deadline_ns).EndObject();
   }
   json.EndArray().Key("pieces").BeginArray();
   for (const PieceView& p : Pieces()) {
-    json.BeginObject().Field("set", p.set).Field("tensor", p.tensor).Field("tenant", p.tenant).Field("domain", p.domain);
+    json.BeginObject()
+        .Field("set", p.set)
+        .Field("tensor", p.tensor)
+        .Field("tenant", p.tenant)
+        .Field("domain", p.domain);
     json.Field("lost", p.lost).Field("version", p.version).Field("queue_length", p.queue_length);
     json.Field("bytes", p.bytes).EndObject();
   }
   json.EndArray().Key("transfers").BeginArray();
   for (const TransferView& t : Transfers()) {
-    json.BeginObject().Field("transfer", t.id).Field("state", TransferStateName(t.state)).Field("instance", t.instance);
+    json.BeginObject()
+        .Field("transfer", t.id)
+        .Field("state", TransferStateName(t.state))
+        .Field("instance", t.instance);
     json.Field("set", t.set).Field("value", t.value).Field("source_domain", t.source_domain);
-    json.Field("destination_domain", t.destination_domain).Field("bytes", t.bytes).Field("requested_ns", t.requested_ns);
+    json.Field("destination_domain", t.destination_domain)
+        .Field("bytes", t.bytes)
+        .Field("requested_ns", t.requested_ns);
     json.Field("admitted_ns", t.admitted_ns).EndObject();
   }
   json.EndArray().EndObject();
@@ -381,8 +492,14 @@ std::string Reader::DecisionsJson(size_t newest_max) const {
   JsonWriter json;
   json.BeginObject().Key("decisions").BeginArray();
   for (const DecisionView& d : Decisions(newest_max)) {
-    json.BeginObject().Field("number", d.number).Field("time_ns", d.time_ns).Field("instance", d.instance);
-    json.Field("tenant", d.tenant).Field("class", d.online ? "online" : "offline").Field("op", d.op).Field("op_count", d.op_count);
+    json.BeginObject()
+        .Field("number", d.number)
+        .Field("time_ns", d.time_ns)
+        .Field("instance", d.instance);
+    json.Field("tenant", d.tenant)
+        .Field("class", d.online ? "online" : "offline")
+        .Field("op", d.op)
+        .Field("op_count", d.op_count);
     if (d.device == kNoDevice) {
       json.Field("deferred_until_ns", d.retry_at_ns);
     } else {
@@ -390,9 +507,13 @@ std::string Reader::DecisionsJson(size_t newest_max) const {
     }
     json.Key("candidates").BeginArray();
     for (const CandidateView& c : d.candidates) {
-      json.BeginObject().Field("chosen", c.chosen).Field("defer", c.defer).Field("feasible", c.feasible);
+      json.BeginObject()
+          .Field("chosen", c.chosen)
+          .Field("defer", c.defer)
+          .Field("feasible", c.feasible);
       if (!c.defer) json.Field("device", c.device);
-      json.Field("lateness_bucket", c.lateness_bucket).Field("online_added_bucket", c.online_added_bucket);
+      json.Field("lateness_bucket", c.lateness_bucket)
+          .Field("online_added_bucket", c.online_added_bucket);
       json.Field("batch_finish_bucket", c.batch_finish_bucket).Field("bytes_moved", c.bytes_moved);
       json.Field("batch_finish_ns", c.batch_finish_ns).EndObject();
     }

@@ -1,8 +1,9 @@
 // Reads the GMG segment from a read-only mapping: what slicectl shows. Needs no engine.
 //
-// Threads: any; several readers at once. Blocks: bounded retries against a writer that is changing a record; a record
-// that stays busy is left out (the writer died inside, or the reader was starved). Nothing in the mapping is trusted: every offset and
-// count is checked against the mapping's size, so that a damaged segment gives an error, never a fault.
+// Threads: any; several readers at once. Blocks: bounded retries against a writer that is changing
+// a record; a record that stays busy is left out (the writer died inside, or the reader was
+// starved). Nothing in the mapping is trusted: every offset and count is checked against the
+// mapping's size, so that a damaged segment gives an error, never a fault.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ struct DeviceView {
   bool hosts_online = false, overrun = false;
   uint64_t running_instance = 0;
   uint32_t running_op = 0, issued = 0, placed = 0, ops_done = 0;
-  int64_t running_start_ns = 0, free_at_ns = 0, busy_ns = 0, phantom_from_ns = 0, phantom_until_ns = 0;
+  int64_t running_start_ns = 0, free_at_ns = 0, busy_ns = 0, phantom_from_ns = 0,
+          phantom_until_ns = 0;
 };
 struct DomainView {
   uint32_t index = 0;
@@ -54,7 +56,8 @@ struct SequenceView {
 struct OpView {
   OpState state = OpState::kUnscheduled;
   uint32_t device = 0, home_domain = 0, pending = 0;
-  int64_t duration_ns = 0, issue_ns = 0, start_ns = 0, finish_ns = 0, predicted_start_ns = 0, predicted_finish_ns = 0;
+  int64_t duration_ns = 0, issue_ns = 0, start_ns = 0, finish_ns = 0, predicted_start_ns = 0,
+          predicted_finish_ns = 0;
 };
 struct TensorView {
   int64_t bytes = 0;
@@ -89,7 +92,8 @@ struct TransferView {
 struct CandidateView {
   bool defer = false, feasible = false, chosen = false;
   uint32_t device = 0;
-  int64_t lateness_bucket = 0, online_added_bucket = 0, batch_finish_bucket = 0, bytes_moved = 0, batch_finish_ns = 0;
+  int64_t lateness_bucket = 0, online_added_bucket = 0, batch_finish_bucket = 0, bytes_moved = 0,
+          batch_finish_ns = 0;
 };
 struct DecisionView {
   uint64_t number = 0, instance = 0;
@@ -105,8 +109,8 @@ std::string_view TransferStateName(TransferState state);  // "watching"
 
 class Reader {
  public:
-  // `segment`: the whole mapping; must outlive the reader. Errors: VERSION (other magic, version or layout hash: both
-  // are named), BOUNDS (table points outside).
+  // `segment`: the whole mapping; must outlive the reader. Errors: VERSION (other magic, version or
+  // layout hash: both are named), BOUNDS (table points outside).
   static Result<Reader> Open(std::span<const std::byte> segment);
 
   uint64_t epoch() const;
@@ -119,12 +123,13 @@ class Reader {
   std::vector<TenantView> Tenants() const;
   std::vector<TemplateView> Templates() const;
   std::vector<SequenceView> Sequences() const;
-  std::vector<InstanceView> Instances() const;   // each one consistent with its ops and tensors
+  std::vector<InstanceView> Instances() const;  // each one consistent with its ops and tensors
   std::vector<PieceView> Pieces() const;
   std::vector<TransferView> Transfers() const;
   std::vector<DecisionView> Decisions(size_t newest_max) const;  // newest first
 
-  // `slicectl graphs --json`: {"epoch","pid","policy","devices","domains","tenants","instances":[{...,"ops":[...]}],
+  // `slicectl graphs --json`:
+  // {"epoch","pid","policy","devices","domains","tenants","instances":[{...,"ops":[...]}],
   // "pieces","transfers"}. with_ops: also every op of every instance.
   std::string GraphsJson(bool with_ops) const;
   // `slicectl explain --json`: the last decisions with candidates and scores.
@@ -137,7 +142,9 @@ class Reader {
   uint32_t Count(Slab slab) const;
   template <typename Record, typename Copy>
   bool ReadConsistent(const Record* record, Copy copy) const;
-  const SegmentHeader& header() const { return *reinterpret_cast<const SegmentHeader*>(segment_.data()); }
+  const SegmentHeader& header() const {
+    return *reinterpret_cast<const SegmentHeader*>(segment_.data());
+  }
 
   std::span<const std::byte> segment_;
   SlabEntry slabs_[kSlabCount] = {};  // checked private copy of the table

@@ -25,9 +25,10 @@ Capacity Capacity::For(uint32_t device_count, uint32_t domain_count, uint32_t li
 
 uint64_t LayOut(const Capacity& capacity, SlabEntry (&slabs)[kSlabCount]) {
   constexpr size_t kStrides[kSlabCount] = {
-      sizeof(DeviceRecord),   sizeof(DomainRecord),   sizeof(TenantRecord), sizeof(TemplateRecord),
-      sizeof(GroupNameRecord), sizeof(SequenceRecord), sizeof(InstanceRecord), sizeof(OpRecord),
-      sizeof(TensorRecord),   sizeof(PieceRecord),    sizeof(TransferRecord), sizeof(DecisionRecord)};
+      sizeof(DeviceRecord),   sizeof(DomainRecord),    sizeof(TenantRecord),
+      sizeof(TemplateRecord), sizeof(GroupNameRecord), sizeof(SequenceRecord),
+      sizeof(InstanceRecord), sizeof(OpRecord),        sizeof(TensorRecord),
+      sizeof(PieceRecord),    sizeof(TransferRecord),  sizeof(DecisionRecord)};
   uint64_t offset = 4096;
   for (uint32_t slab = 0; slab < kSlabCount; ++slab) {
     slabs[slab] = {offset, capacity.counts[slab], static_cast<uint32_t>(kStrides[slab])};

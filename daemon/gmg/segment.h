@@ -1,7 +1,8 @@
 // Layout of the GMG segment: the Global Mapping Graph in one block of shared memory.
 //
-// Owner: the engine's thread is the only writer. Readers (slicectl) hold a read-only mapping of the sealed memfd and
-// use reader.h. No pointers, no locks: slabs of fixed records, found through the table in the header.
+// Owner: the engine's thread is the only writer. Readers (slicectl) hold a read-only mapping of the
+// sealed memfd and use reader.h. No pointers, no locks: slabs of fixed records, found through the
+// table in the header.
 //
 //   0      SegmentHeader        magic, layout version and hash, epoch, pid, slab table
 //   4096   DeviceRecord[]       one per device of the config
@@ -10,19 +11,19 @@
 //          TemplateRecord[]     free when id == 0; its group names are a range of GroupNameRecord[]
 //          GroupNameRecord[]
 //          SequenceRecord[]     free when id == 0
-//          InstanceRecord[]     free when state == kFree; its ops and tensors are ranges of the next two slabs
-//          OpRecord[]
-//          TensorRecord[]
-//          PieceRecord[]        one per tensor of a managed or mutable set; free when set == 0
-//          TransferRecord[]     free when id == 0
+//          InstanceRecord[]     free when state == kFree; its ops and tensors are ranges of the
+//          next two slabs OpRecord[] TensorRecord[] PieceRecord[]        one per tensor of a
+//          managed or mutable set; free when set == 0 TransferRecord[]     free when id == 0
 //          DecisionRecord[]     ring of the last placement decisions, for `slicectl explain`
 //
-// Consistency: every record but ops, tensors and names begins with a sequence counter, odd while the writer changes the
-// record (seqlock). An instance's counter covers its ops and tensors too; a template's covers its group names. A reader copies, then checks that
-// the counter is even and unchanged, or retries. Every field is read and written with relaxed atomics; the counter's
+// Consistency: every record but ops, tensors and names begins with a sequence counter, odd while
+// the writer changes the record (seqlock). An instance's counter covers its ops and tensors too; a
+// template's covers its group names. A reader copies, then checks that the counter is even and
+// unchanged, or retries. Every field is read and written with relaxed atomics; the counter's
 // release/acquire pair orders them.
 //
-// What forces a bump of kLayoutVersion: a change of meaning. Changes of place or size change kLayoutHash by themselves.
+// What forces a bump of kLayoutVersion: a change of meaning. Changes of place or size change
+// kLayoutHash by themselves.
 #pragma once
 
 #include <atomic>
@@ -69,7 +70,8 @@ class Text {
     for (size_t word = 0; word < kBytes / 8; ++word) {
       uint64_t bits = 0;
       const size_t begin = word * 8;
-      if (begin < length) std::memcpy(&bits, text.data() + begin, length - begin < 8 ? length - begin : 8);
+      if (begin < length)
+        std::memcpy(&bits, text.data() + begin, length - begin < 8 ? length - begin : 8);
       words_[word] = bits;
     }
   }
@@ -91,8 +93,17 @@ class Text {
 //
 //   unscheduled -> placed -> issued -> launched -> done | failed
 //        ^          |  ^       |
-//        +----------+  +-------+  revocable: re-placed, recalled;  any but done and failed -> cancelled
-enum class OpState : uint8_t { kUnscheduled, kPlaced, kIssued, kLaunched, kDone, kFailed, kCancelled };
+//        +----------+  +-------+  revocable: re-placed, recalled;  any but done and failed ->
+//        cancelled
+enum class OpState : uint8_t {
+  kUnscheduled,
+  kPlaced,
+  kIssued,
+  kLaunched,
+  kDone,
+  kFailed,
+  kCancelled
+};
 inline constexpr size_t kOpStateCount = 7;
 
 //   free -> queued -> started -> ending -> free
@@ -107,16 +118,27 @@ struct SlabEntry {
   uint32_t stride;
 };
 enum Slab : uint32_t {
-  kDevices, kDomains, kTenants, kTemplates, kGroupNames, kSequences, kInstances, kOps, kTensors, kPieces, kTransfers,
-  kDecisions, kSlabCount
+  kDevices,
+  kDomains,
+  kTenants,
+  kTemplates,
+  kGroupNames,
+  kSequences,
+  kInstances,
+  kOps,
+  kTensors,
+  kPieces,
+  kTransfers,
+  kDecisions,
+  kSlabCount
 };
 
 struct SegmentHeader {
-  uint64_t magic;              // written last: a reader that sees it sees the table
+  uint64_t magic;  // written last: a reader that sees it sees the table
   uint32_t layout_version;
   uint32_t reserved;
   uint64_t layout_hash;
-  uint64_t epoch;              // of the daemon's start
+  uint64_t epoch;  // of the daemon's start
   uint64_t daemon_pid;
   uint64_t segment_bytes;
   SlabEntry slabs[kSlabCount];
@@ -131,15 +153,15 @@ struct DeviceRecord {
   Shared<uint8_t> domain;
   Shared<uint8_t> kind;
   Shared<uint8_t> hosts_online;
-  Shared<uint8_t> overrun;           // running op is past three times its prediction
+  Shared<uint8_t> overrun;  // running op is past three times its prediction
   Text<32> name;
-  Shared<uint64_t> running_instance; // 0: idle
+  Shared<uint64_t> running_instance;  // 0: idle
   Shared<uint32_t> running_op;
-  Shared<uint32_t> issued;           // handed over, not launched
+  Shared<uint32_t> issued;  // handed over, not launched
   Shared<uint32_t> placed;
   Shared<uint32_t> ops_done;
   Shared<int64_t> running_start_ns;
-  Shared<int64_t> free_at_ns;        // predicted
+  Shared<int64_t> free_at_ns;  // predicted
   Shared<int64_t> busy_ns;
   Shared<int64_t> phantom_from_ns;
   Shared<int64_t> phantom_until_ns;
@@ -176,8 +198,8 @@ struct TemplateRecord {
   Shared<uint32_t> id;
   Shared<uint64_t> content_hash;
   Text<64> name;
-  Shared<uint32_t> name_begin;       // in kGroupNames
-  Shared<uint32_t> group_count;      // names kept: min(groups, what was free)
+  Shared<uint32_t> name_begin;   // in kGroupNames
+  Shared<uint32_t> group_count;  // names kept: min(groups, what was free)
 };
 struct GroupNameRecord {
   Text<48> name;
@@ -186,14 +208,14 @@ struct SequenceRecord {
   Shared<uint32_t> sequence;
   Shared<uint32_t> tenant;
   Shared<uint64_t> id;
-  Shared<uint64_t> number;           // the client's
+  Shared<uint64_t> number;  // the client's
   Shared<uint8_t> service_class;
-  Shared<uint8_t> device;            // where its last step ended
+  Shared<uint8_t> device;  // where its last step ended
   Shared<uint16_t> reserved;
   Shared<int32_t> priority;
   Shared<int64_t> arrival_ns;
   Shared<int64_t> deadline_ns;
-  Shared<uint32_t> steps;            // completed
+  Shared<uint32_t> steps;  // completed
   Shared<uint32_t> live;
 };
 struct InstanceRecord {
@@ -209,7 +231,7 @@ struct InstanceRecord {
   Shared<uint64_t> sequence_id;
   Shared<uint64_t> cookie;
   Shared<int64_t> submit_ns;
-  Shared<int64_t> start_ns;          // first op launched; 0 = none
+  Shared<int64_t> start_ns;  // first op launched; 0 = none
   Shared<int64_t> finish_ns;
   Shared<int64_t> predicted_finish_ns;
   Shared<int64_t> deadline_ns;
@@ -222,26 +244,26 @@ struct InstanceRecord {
 };
 struct OpRecord {
   Shared<OpState> state;
-  Shared<uint8_t> device;            // placement, when placed or later
+  Shared<uint8_t> device;  // placement, when placed or later
   Shared<uint8_t> home_domain;
   Shared<uint8_t> reserved;
-  Shared<uint32_t> pending;          // predecessors not done
-  Shared<uint32_t> unplaced;         // predecessors not placed
+  Shared<uint32_t> pending;   // predecessors not done
+  Shared<uint32_t> unplaced;  // predecessors not placed
   Shared<uint32_t> successors_unscheduled;
-  Shared<int64_t> duration_ns;       // predicted
+  Shared<int64_t> duration_ns;  // predicted
   Shared<int64_t> issue_ns;
   Shared<int64_t> start_ns;
   Shared<int64_t> finish_ns;
   Shared<int64_t> predicted_start_ns;
   Shared<int64_t> predicted_finish_ns;
 };
-struct TensorRecord {                // a value that crosses groups
+struct TensorRecord {  // a value that crosses groups
   Shared<int64_t> bytes;
-  Shared<uint64_t> residency;        // domains with a valid copy
-  Shared<uint64_t> in_flight;        // domains that a transfer brings it to
-  Shared<uint64_t> granted;          // copies paid by a grant, not by the reservation
+  Shared<uint64_t> residency;  // domains with a valid copy
+  Shared<uint64_t> in_flight;  // domains that a transfer brings it to
+  Shared<uint64_t> granted;    // copies paid by a grant, not by the reservation
   Shared<uint32_t> consumers_left;
-  Shared<uint32_t> producer;         // op
+  Shared<uint32_t> producer;  // op
 };
 struct PieceRecord {
   Shared<uint32_t> sequence;
@@ -251,16 +273,16 @@ struct PieceRecord {
   Shared<uint8_t> domain;
   Shared<uint8_t> lost;
   Shared<uint8_t> reserved;
-  Shared<uint8_t> managed;           // 0: imported mutable, pinned
+  Shared<uint8_t> managed;  // 0: imported mutable, pinned
   Shared<uint32_t> queue_length;
   Shared<uint64_t> version;
   Shared<int64_t> bytes;
 };
 struct TransferRecord {
   Shared<uint32_t> sequence;
-  Shared<uint32_t> value;            // value index or tensor of the set
+  Shared<uint32_t> value;  // value index or tensor of the set
   Shared<uint64_t> id;
-  Shared<uint64_t> instance;         // 0: a set's tensor
+  Shared<uint64_t> instance;  // 0: a set's tensor
   Shared<uint32_t> set;
   Shared<TransferState> state;
   Shared<uint8_t> source_domain, destination_domain;
@@ -281,12 +303,12 @@ struct DecisionCandidate {
 struct DecisionRecord {
   Shared<uint32_t> sequence;
   Shared<uint32_t> tenant;
-  Shared<uint64_t> number;           // 1 + its index in the stream of decisions
+  Shared<uint64_t> number;  // 1 + its index in the stream of decisions
   Shared<int64_t> time_ns;
   Shared<uint64_t> instance;
-  Shared<uint32_t> op;               // first of the batch
+  Shared<uint32_t> op;  // first of the batch
   Shared<uint32_t> op_count;
-  Shared<uint8_t> device;            // 0xff: deferred
+  Shared<uint8_t> device;  // 0xff: deferred
   Shared<uint8_t> service_class;
   Shared<uint16_t> candidate_count;
   Shared<uint32_t> reserved;
@@ -294,33 +316,69 @@ struct DecisionRecord {
   DecisionCandidate candidates[kDecisionCandidatesMax];
 };
 
-// The fields whose place readers depend on, hashed. A field missing here is covered by its record's size only.
+// The fields whose place readers depend on, hashed. A field missing here is covered by its record's
+// size only.
 struct LayoutField {
   uint32_t offset;
   uint32_t bytes;
 };
-#define SLICE_GMG_FIELD(record, field) \
-  LayoutField { static_cast<uint32_t>(offsetof(record, field)), static_cast<uint32_t>(sizeof(record::field)) }
-#define SLICE_GMG_RECORD(record) LayoutField { 0xffffffff, static_cast<uint32_t>(sizeof(record)) }
+#define SLICE_GMG_FIELD(record, field)                                                           \
+  LayoutField {                                                                                  \
+    static_cast<uint32_t>(offsetof(record, field)), static_cast<uint32_t>(sizeof(record::field)) \
+  }
+#define SLICE_GMG_RECORD(record) \
+  LayoutField { 0xffffffff, static_cast<uint32_t>(sizeof(record)) }
 inline constexpr LayoutField kLayoutFields[] = {
-    SLICE_GMG_RECORD(SegmentHeader), SLICE_GMG_FIELD(SegmentHeader, slabs), SLICE_GMG_FIELD(SegmentHeader, decision_count),
-    SLICE_GMG_FIELD(SegmentHeader, policy), SLICE_GMG_RECORD(DeviceRecord), SLICE_GMG_FIELD(DeviceRecord, domain),
-    SLICE_GMG_FIELD(DeviceRecord, name), SLICE_GMG_FIELD(DeviceRecord, running_instance),
-    SLICE_GMG_FIELD(DeviceRecord, free_at_ns), SLICE_GMG_FIELD(DeviceRecord, phantom_until_ns),
-    SLICE_GMG_RECORD(DomainRecord), SLICE_GMG_FIELD(DomainRecord, pool_bytes), SLICE_GMG_FIELD(DomainRecord, retained_bytes),
-    SLICE_GMG_RECORD(TenantRecord), SLICE_GMG_FIELD(TenantRecord, name), SLICE_GMG_FIELD(TenantRecord, memory_bytes_max),
-    SLICE_GMG_FIELD(TenantRecord, completions), SLICE_GMG_RECORD(TemplateRecord), SLICE_GMG_FIELD(TemplateRecord, name),
-    SLICE_GMG_FIELD(TemplateRecord, name_begin), SLICE_GMG_FIELD(TemplateRecord, group_count),
-    SLICE_GMG_RECORD(GroupNameRecord), SLICE_GMG_RECORD(SequenceRecord), SLICE_GMG_FIELD(SequenceRecord, number),
-    SLICE_GMG_FIELD(SequenceRecord, deadline_ns), SLICE_GMG_RECORD(InstanceRecord), SLICE_GMG_FIELD(InstanceRecord, state),
-    SLICE_GMG_FIELD(InstanceRecord, id), SLICE_GMG_FIELD(InstanceRecord, sequence_id), SLICE_GMG_FIELD(InstanceRecord, submit_ns),
-    SLICE_GMG_FIELD(InstanceRecord, op_begin), SLICE_GMG_FIELD(InstanceRecord, tensor_begin),
-    SLICE_GMG_FIELD(InstanceRecord, frontier_scheduled), SLICE_GMG_RECORD(OpRecord), SLICE_GMG_FIELD(OpRecord, state),
-    SLICE_GMG_FIELD(OpRecord, device), SLICE_GMG_FIELD(OpRecord, duration_ns), SLICE_GMG_FIELD(OpRecord, predicted_finish_ns),
-    SLICE_GMG_RECORD(TensorRecord), SLICE_GMG_FIELD(TensorRecord, residency), SLICE_GMG_FIELD(TensorRecord, producer),
-    SLICE_GMG_RECORD(PieceRecord), SLICE_GMG_FIELD(PieceRecord, domain), SLICE_GMG_FIELD(PieceRecord, bytes),
-    SLICE_GMG_RECORD(TransferRecord), SLICE_GMG_FIELD(TransferRecord, state), SLICE_GMG_FIELD(TransferRecord, admitted_ns),
-    SLICE_GMG_RECORD(DecisionCandidate), SLICE_GMG_RECORD(DecisionRecord), SLICE_GMG_FIELD(DecisionRecord, candidates),
+    SLICE_GMG_RECORD(SegmentHeader),
+    SLICE_GMG_FIELD(SegmentHeader, slabs),
+    SLICE_GMG_FIELD(SegmentHeader, decision_count),
+    SLICE_GMG_FIELD(SegmentHeader, policy),
+    SLICE_GMG_RECORD(DeviceRecord),
+    SLICE_GMG_FIELD(DeviceRecord, domain),
+    SLICE_GMG_FIELD(DeviceRecord, name),
+    SLICE_GMG_FIELD(DeviceRecord, running_instance),
+    SLICE_GMG_FIELD(DeviceRecord, free_at_ns),
+    SLICE_GMG_FIELD(DeviceRecord, phantom_until_ns),
+    SLICE_GMG_RECORD(DomainRecord),
+    SLICE_GMG_FIELD(DomainRecord, pool_bytes),
+    SLICE_GMG_FIELD(DomainRecord, retained_bytes),
+    SLICE_GMG_RECORD(TenantRecord),
+    SLICE_GMG_FIELD(TenantRecord, name),
+    SLICE_GMG_FIELD(TenantRecord, memory_bytes_max),
+    SLICE_GMG_FIELD(TenantRecord, completions),
+    SLICE_GMG_RECORD(TemplateRecord),
+    SLICE_GMG_FIELD(TemplateRecord, name),
+    SLICE_GMG_FIELD(TemplateRecord, name_begin),
+    SLICE_GMG_FIELD(TemplateRecord, group_count),
+    SLICE_GMG_RECORD(GroupNameRecord),
+    SLICE_GMG_RECORD(SequenceRecord),
+    SLICE_GMG_FIELD(SequenceRecord, number),
+    SLICE_GMG_FIELD(SequenceRecord, deadline_ns),
+    SLICE_GMG_RECORD(InstanceRecord),
+    SLICE_GMG_FIELD(InstanceRecord, state),
+    SLICE_GMG_FIELD(InstanceRecord, id),
+    SLICE_GMG_FIELD(InstanceRecord, sequence_id),
+    SLICE_GMG_FIELD(InstanceRecord, submit_ns),
+    SLICE_GMG_FIELD(InstanceRecord, op_begin),
+    SLICE_GMG_FIELD(InstanceRecord, tensor_begin),
+    SLICE_GMG_FIELD(InstanceRecord, frontier_scheduled),
+    SLICE_GMG_RECORD(OpRecord),
+    SLICE_GMG_FIELD(OpRecord, state),
+    SLICE_GMG_FIELD(OpRecord, device),
+    SLICE_GMG_FIELD(OpRecord, duration_ns),
+    SLICE_GMG_FIELD(OpRecord, predicted_finish_ns),
+    SLICE_GMG_RECORD(TensorRecord),
+    SLICE_GMG_FIELD(TensorRecord, residency),
+    SLICE_GMG_FIELD(TensorRecord, producer),
+    SLICE_GMG_RECORD(PieceRecord),
+    SLICE_GMG_FIELD(PieceRecord, domain),
+    SLICE_GMG_FIELD(PieceRecord, bytes),
+    SLICE_GMG_RECORD(TransferRecord),
+    SLICE_GMG_FIELD(TransferRecord, state),
+    SLICE_GMG_FIELD(TransferRecord, admitted_ns),
+    SLICE_GMG_RECORD(DecisionCandidate),
+    SLICE_GMG_RECORD(DecisionRecord),
+    SLICE_GMG_FIELD(DecisionRecord, candidates),
 };
 #undef SLICE_GMG_FIELD
 #undef SLICE_GMG_RECORD

@@ -15,7 +15,8 @@ Arbiter::Entry* Arbiter::At(TransferId id) {
   return nullptr;
 }
 
-void Arbiter::Add(TransferId id, DomainIndex source, DomainIndex destination, ServiceClass service_class) {
+void Arbiter::Add(TransferId id, DomainIndex source, DomainIndex destination,
+                  ServiceClass service_class) {
   SLICE_CHECK(source < sending_.size() && destination < receiving_.size() && source != destination,
               "transfer between unknown or equal domains");
   SLICE_CHECK(At(id) == nullptr, "transfer id used twice");

@@ -1,6 +1,7 @@
-// engine_event_us: thread CPU time of the engine per event (report or submit, with the Run behind it) and per Run that placed
-// something, in a live window of two tenants: an online Llama decode of 34 groups with 65 pieces and an offline prefill
-// of the same, two devices. Prints {"figures": [...]}.
+// engine_event_us: thread CPU time of the engine per event (report or submit, with the Run behind
+// it) and per Run that placed something, in a live window of two tenants: an online Llama decode of
+// 34 groups with 65 pieces and an offline prefill of the same, two devices. Prints {"figures":
+// [...]}.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +17,9 @@ using slice::testing::Simulation;
 double Percentile(std::vector<slice::DurationNs> values, double p) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  return static_cast<double>(values[static_cast<size_t>(p * static_cast<double>(values.size() - 1))]) / 1000;
+  return static_cast<double>(
+             values[static_cast<size_t>(p * static_cast<double>(values.size() - 1))]) /
+         1000;
 }
 
 }  // namespace
@@ -31,10 +34,14 @@ int main() {
   Simulation sim(config);
   const slice::TenantId online = sim.AddTenant(slice::ServiceClass::kOnline);
   const slice::TenantId offline = sim.AddTenant(slice::ServiceClass::kOffline, 1);
-  const Simulation::Service decode = sim.AddService(online, slice::testing::Llama(32, kMillisecond, 4096, 4096, "decode"), 0, {1});
-  const Simulation::Service bulk = sim.AddService(offline, slice::testing::Llama(32, 4 * kMillisecond, 65536, 4096, "prefill"), 1, {0});
+  const Simulation::Service decode =
+      sim.AddService(online, slice::testing::Llama(32, kMillisecond, 4096, 4096, "decode"), 0, {1});
+  const Simulation::Service bulk = sim.AddService(
+      offline, slice::testing::Llama(32, 4 * kMillisecond, 65536, 4096, "prefill"), 1, {0});
   std::vector<slice::DurationNs> runs, rounds, submits;
-  sim.run_probe = [&](slice::DurationNs cpu, bool placed) { (placed ? rounds : runs).push_back(cpu); };
+  sim.run_probe = [&](slice::DurationNs cpu, bool placed) {
+    (placed ? rounds : runs).push_back(cpu);
+  };
   sim.OpenSequence(online, 1, slice::ServiceClass::kOnline);
   uint64_t cookie = 0;
   for (int step = 0; step < 200; ++step) {
@@ -44,17 +51,21 @@ int main() {
     if (step % 4 == 0) sim.Submit(bulk);
     sim.RunUntil(sim.now() + 38 * kMillisecond);
   }
-  if (!sim.RunAll(200 * slice::kSecond) || !sim.Violations().empty() || sim.StatusOf(online, cookie) != SLICE_OK) {
+  if (!sim.RunAll(200 * slice::kSecond) || !sim.Violations().empty() ||
+      sim.StatusOf(online, cookie) != SLICE_OK) {
     std::fprintf(stderr, "the run went wrong: %s\n", sim.Violations().c_str());
     return EXIT_FAILURE;
   }
-  std::printf("{\"figures\": [{\"name\": \"engine_run_median\", \"value\": %.2f, \"unit\": \"us\"}, "
-              "{\"name\": \"engine_run_p99\", \"value\": %.2f, \"unit\": \"us\"}, "
-              "{\"name\": \"engine_placing_run_median\", \"value\": %.2f, \"unit\": \"us\"}, "
-              "{\"name\": \"engine_placing_run_p99\", \"value\": %.2f, \"unit\": \"us\"}, "
-              "{\"name\": \"engine_rounds_per_placing_run\", \"value\": %.2f, \"unit\": \"count\"}, "
-              "{\"name\": \"engine_submit_median\", \"value\": %.2f, \"unit\": \"us\"}]}\n",
-              Percentile(runs, 0.5), Percentile(runs, 0.99), Percentile(rounds, 0.5), Percentile(rounds, 0.99),
-              static_cast<double>(sim.engine().counters().rounds) / static_cast<double>(rounds.size()), Percentile(submits, 0.5));
+  std::printf(
+      "{\"figures\": [{\"name\": \"engine_run_median\", \"value\": %.2f, \"unit\": \"us\"}, "
+      "{\"name\": \"engine_run_p99\", \"value\": %.2f, \"unit\": \"us\"}, "
+      "{\"name\": \"engine_placing_run_median\", \"value\": %.2f, \"unit\": \"us\"}, "
+      "{\"name\": \"engine_placing_run_p99\", \"value\": %.2f, \"unit\": \"us\"}, "
+      "{\"name\": \"engine_rounds_per_placing_run\", \"value\": %.2f, \"unit\": \"count\"}, "
+      "{\"name\": \"engine_submit_median\", \"value\": %.2f, \"unit\": \"us\"}]}\n",
+      Percentile(runs, 0.5), Percentile(runs, 0.99), Percentile(rounds, 0.5),
+      Percentile(rounds, 0.99),
+      static_cast<double>(sim.engine().counters().rounds) / static_cast<double>(rounds.size()),
+      Percentile(submits, 0.5));
   return EXIT_SUCCESS;
 }

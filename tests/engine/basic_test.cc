@@ -1,5 +1,5 @@
-// One request through the engine in virtual time; what a submit, a binding or a command may be refused for; the GMG as readers
-// see it; a golden timeline.
+// One request through the engine in virtual time; what a submit, a binding or a command may be
+// refused for; the GMG as readers see it; a golden timeline.
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -20,8 +20,10 @@ TEST(EngineBasic, Happy_chain_on_one_device_completes_with_times) {
   EXPECT_EQ(done->slot.status, SLICE_OK) << done->text;
   EXPECT_EQ(sim.executor().ops.size(), 4u);
   EXPECT_GE(done->slot.finish_ns - done->slot.start_ns, 4 * kMillisecond);
-  EXPECT_LT(done->slot.finish_ns, 4 * kMillisecond + 200 * kMicrosecond) << "short ops are issued ahead";
-  EXPECT_NEAR(static_cast<double>(done->slot.predicted_finish_ns), static_cast<double>(done->slot.finish_ns), 2e5);
+  EXPECT_LT(done->slot.finish_ns, 4 * kMillisecond + 200 * kMicrosecond)
+      << "short ops are issued ahead";
+  EXPECT_NEAR(static_cast<double>(done->slot.predicted_finish_ns),
+              static_cast<double>(done->slot.finish_ns), 2e5);
   ExpectClean(sim);
   EXPECT_EQ(sim.engine().counters().ops_executed, 4u);
   EXPECT_EQ(sim.engine().counters().device_busy[0], 4 * kMillisecond);
@@ -34,7 +36,8 @@ TEST(EngineBasic, Edge_nothing_is_sent_before_the_executor_is_ready) {
   size_t space = memory.size();
   std::align(64, engine::Engine::GmgBytes(config), pointer, space);
   VirtualExecutor executor(config, {});
-  auto created = engine::Engine::Create(config, {static_cast<std::byte*>(pointer), space}, &executor);
+  auto created =
+      engine::Engine::Create(config, {static_cast<std::byte*>(pointer), space}, &executor);
   ASSERT_TRUE(created.ok());
   EXPECT_EQ((*created)->NextWake(), kNever);
   (*created)->Run(0);
@@ -44,7 +47,9 @@ TEST(EngineBasic, Edge_nothing_is_sent_before_the_executor_is_ready) {
 TEST(EngineBasic, Edge_bad_configs_are_refused) {
   VirtualExecutor executor(MakeConfig(1), {});
   std::vector<std::byte> memory(64);
-  const auto code = [&](const engine::Config& config) { return engine::Engine::Create(config, memory, &executor).status().code(); };
+  const auto code = [&](const engine::Config& config) {
+    return engine::Engine::Create(config, memory, &executor).status().code();
+  };
   engine::Config config = MakeConfig(1);
   config.devices.clear();
   EXPECT_EQ(code(config), StatusCode::kInvalid);
@@ -170,7 +175,8 @@ TEST_F(EngineRefusals, Malicious_bindings_must_fit_their_graph) {
   EXPECT_EQ(sim.engine().AddBinding(binding).code(), StatusCode::kGraph) << "count";
   const engine::TensorRef w{cache.constants, 0}, k = cache.pieces[0], v = cache.pieces[1];
   binding.statics = {w, k, k};
-  EXPECT_EQ(sim.engine().AddBinding(binding).code(), StatusCode::kGraph) << "one tensor twice, written";
+  EXPECT_EQ(sim.engine().AddBinding(binding).code(), StatusCode::kGraph)
+      << "one tensor twice, written";
   binding.statics = {k, w, v};
   EXPECT_EQ(sim.engine().AddBinding(binding).code(), StatusCode::kGraph) << "kind";
   binding.statics = {{service.constants, 0}, k, v};
@@ -199,7 +205,8 @@ TEST_F(EngineRefusals, Edge_released_tensors_stay_until_the_last_use) {
 TEST(EngineGmg, Happy_reader_sees_a_running_graph_with_names_and_decisions) {
   Simulation sim(MakeConfig(1));
   const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
-  const Simulation::Service service = sim.AddService(tenant, Llama(3, 2 * kMillisecond, 4096, 4096, "Tiny\"Llama"));
+  const Simulation::Service service =
+      sim.AddService(tenant, Llama(3, 2 * kMillisecond, 4096, 4096, "Tiny\"Llama"));
   sim.OpenSequence(tenant, 9, ServiceClass::kOnline);
   sim.Submit(service, 9);
   sim.RunUntil(3 * kMillisecond);
@@ -223,14 +230,16 @@ TEST(EngineGmg, Happy_reader_sees_a_running_graph_with_names_and_decisions) {
   EXPECT_NE(reader->DecisionsJson(5).find("\"candidates\""), std::string::npos);
 }
 
-// Two tenants, a diamond over two devices, a decode with a gap: the whole schedule as text. SLICE_UPDATE_GOLDENS=1 rewrites it.
+// Two tenants, a diamond over two devices, a decode with a gap: the whole schedule as text.
+// SLICE_UPDATE_GOLDENS=1 rewrites it.
 TEST(EngineGolden, Happy_timeline_of_a_mixed_load) {
   engine::Config config = MakeConfig(2);
   Simulation sim(config);
   const TenantId online = sim.AddTenant(ServiceClass::kOnline);
   const TenantId offline = sim.AddTenant(ServiceClass::kOffline, 1);
   const Simulation::Service decode = sim.AddService(online, Llama(3, kMillisecond, 4096, 4096));
-  const Simulation::Service diamond = sim.AddService(offline, Diamond(4, 3 * kMillisecond, 64 << 10), 1, {0});
+  const Simulation::Service diamond =
+      sim.AddService(offline, Diamond(4, 3 * kMillisecond, 64 << 10), 1, {0});
   const TimeNs zero = sim.now();
   sim.OpenSequence(online, 1, ServiceClass::kOnline);
   for (int i = 0; i < 3; ++i) {
@@ -242,8 +251,8 @@ TEST(EngineGolden, Happy_timeline_of_a_mixed_load) {
   std::ostringstream text;
   text << "# device start finish tenant op (integer ns from the first submit)\n";
   for (const auto& run : sim.executor().ops) {
-    text << static_cast<int>(run.device) << ' ' << run.start - zero << ' ' << run.finish - zero << ' ' << run.tenant << ' '
-         << run.op << '\n';
+    text << static_cast<int>(run.device) << ' ' << run.start - zero << ' ' << run.finish - zero
+         << ' ' << run.tenant << ' ' << run.op << '\n';
   }
   const std::string path = std::string(SLICE_SOURCE_DIR) + "/tests/golden/timelines/mixed_load.txt";
   if (std::getenv("SLICE_UPDATE_GOLDENS") != nullptr) std::ofstream(path) << text.str();

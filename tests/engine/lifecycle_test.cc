@@ -1,5 +1,5 @@
-// Ends of all kinds in every phase: cancel, death of a tenant, death of the executor, failing ops and copies, commands on
-// pieces, garbage from the executor. After each the ledger is back to zero.
+// Ends of all kinds in every phase: cancel, death of a tenant, death of the executor, failing ops
+// and copies, commands on pieces, garbage from the executor. After each the ledger is back to zero.
 #include "tests/testing/engine_fixture.h"
 #include "tests/testing/schedule_checker.h"
 
@@ -7,12 +7,26 @@ namespace slice::testing {
 namespace {
 
 // When to strike: at the first record of some kind, at a time, or at the end.
-enum class Moment { kReserved, kIssued, kLaunched, kMidOp, kIntent, kRecv, kMidCopy, kFinishedUnreported, kEnding };
-const Moment kMoments[] = {Moment::kReserved, Moment::kIssued,  Moment::kLaunched,           Moment::kMidOp, Moment::kIntent,
-                           Moment::kRecv,     Moment::kMidCopy, Moment::kFinishedUnreported, Moment::kEnding};
+enum class Moment {
+  kReserved,
+  kIssued,
+  kLaunched,
+  kMidOp,
+  kIntent,
+  kRecv,
+  kMidCopy,
+  kFinishedUnreported,
+  kEnding
+};
+const Moment kMoments[] = {
+    Moment::kReserved, Moment::kIssued, Moment::kLaunched, Moment::kMidOp,
+    Moment::kIntent,   Moment::kRecv,   Moment::kMidCopy,  Moment::kFinishedUnreported,
+    Moment::kEnding};
 
 std::string MomentName(const ::testing::TestParamInfo<Moment>& info) {
-  const char* const kNames[] = {"reserved", "issued", "launched", "mid_op", "intent", "recv", "mid_copy", "finished_unreported", "ending"};
+  const char* const kNames[] = {"reserved", "issued", "launched", "mid_op",
+                                "intent",   "recv",   "mid_copy", "finished_unreported",
+                                "ending"};
   return kNames[static_cast<size_t>(info.param)];
 }
 
@@ -42,14 +56,22 @@ struct World {
       };
     };
     switch (moment) {
-      case Moment::kReserved: return command(wire::kStartInstance, 0);
-      case Moment::kIssued: return command(wire::kIssue, 0);
-      case Moment::kLaunched: return report(wire::kStarted, 0);
-      case Moment::kMidOp: return report(wire::kStarted, 2 * kMillisecond);
-      case Moment::kIntent: return report(wire::kIntent, 0);
-      case Moment::kRecv: return command(wire::kRecv, 0);
-      case Moment::kMidCopy: return command(wire::kSend, 50 * kMicrosecond);
-      case Moment::kFinishedUnreported: return report(wire::kStarted, 4 * kMillisecond - 10 * kMicrosecond);
+      case Moment::kReserved:
+        return command(wire::kStartInstance, 0);
+      case Moment::kIssued:
+        return command(wire::kIssue, 0);
+      case Moment::kLaunched:
+        return report(wire::kStarted, 0);
+      case Moment::kMidOp:
+        return report(wire::kStarted, 2 * kMillisecond);
+      case Moment::kIntent:
+        return report(wire::kIntent, 0);
+      case Moment::kRecv:
+        return command(wire::kRecv, 0);
+      case Moment::kMidCopy:
+        return command(wire::kSend, 50 * kMicrosecond);
+      case Moment::kFinishedUnreported:
+        return report(wire::kStarted, 4 * kMillisecond - 10 * kMicrosecond);
       case Moment::kEnding: {
         auto first = std::make_shared<uint64_t>(0);  // the instance submitted first
         sim.executor().on_command = [=](uint32_t type, std::span<const std::byte> payload) {
@@ -73,11 +95,13 @@ INSTANTIATE_TEST_SUITE_P(All, EngineEnds, ::testing::ValuesIn(kMoments), MomentN
 TEST_P(EngineEnds, Edge_cancel_frees_everything_and_completes_once) {
   World world;
   uint64_t cookie = 0;
-  world.StrikeAt(GetParam(), [&] { world.sim.engine().Cancel(world.tenant, cookie, world.sim.now()); });
+  world.StrikeAt(GetParam(),
+                 [&] { world.sim.engine().Cancel(world.tenant, cookie, world.sim.now()); });
   cookie = world.sim.Submit(world.service);
   const uint64_t safe = world.sim.Submit(world.bystander);
   ASSERT_TRUE(world.sim.RunAll(kSecond));
-  EXPECT_EQ(world.sim.StatusOf(world.tenant, cookie), GetParam() == Moment::kEnding ? SLICE_OK : SLICE_ERR_CANCELLED);
+  EXPECT_EQ(world.sim.StatusOf(world.tenant, cookie),
+            GetParam() == Moment::kEnding ? SLICE_OK : SLICE_ERR_CANCELLED);
   EXPECT_EQ(world.sim.StatusOf(world.other, safe), SLICE_OK);
   ExpectClean(world.sim);
   // The next request is none the wiser.
@@ -88,7 +112,8 @@ TEST_P(EngineEnds, Edge_cancel_frees_everything_and_completes_once) {
 
 TEST_P(EngineEnds, Edge_death_of_the_tenant_frees_everything_and_touches_nobody_else) {
   World world;
-  world.StrikeAt(GetParam(), [&] { world.sim.engine().RemoveTenant(world.tenant, world.sim.now()); });
+  world.StrikeAt(GetParam(),
+                 [&] { world.sim.engine().RemoveTenant(world.tenant, world.sim.now()); });
   for (int i = 0; i < 4; ++i) world.sim.Submit(world.service);
   const uint64_t safe = world.sim.Submit(world.bystander);
   ASSERT_TRUE(world.sim.RunAll(kSecond));
@@ -107,7 +132,8 @@ TEST_P(EngineEnds, Edge_death_of_the_executor_is_not_noticed_without_writes) {
   ASSERT_TRUE(world.sim.RunAll(kSecond));
   EXPECT_EQ(world.sim.StatusOf(world.tenant, cookie), SLICE_OK);
   EXPECT_EQ(world.sim.StatusOf(world.other, safe), SLICE_OK);
-  EXPECT_TRUE(world.sim.engine().ReplicasReady(world.service.constants, 1)) << "replicas are made again";
+  EXPECT_TRUE(world.sim.engine().ReplicasReady(world.service.constants, 1))
+      << "replicas are made again";
   ExpectClean(world.sim);
 }
 
@@ -116,11 +142,13 @@ TEST_P(EngineEnds, Edge_executor_given_up_fails_what_waits) {
   world.StrikeAt(GetParam(), [&] {
     world.sim.executor().Die();
     world.sim.engine().ExecutorLost(world.sim.now());
-    world.sim.At(world.sim.now() + kMillisecond, [&] { world.sim.engine().ExecutorGivenUp(world.sim.now()); });
+    world.sim.At(world.sim.now() + kMillisecond,
+                 [&] { world.sim.engine().ExecutorGivenUp(world.sim.now()); });
   });
   const uint64_t cookie = world.sim.Submit(world.service);
   ASSERT_TRUE(world.sim.RunAll(kSecond));
-  EXPECT_EQ(world.sim.StatusOf(world.tenant, cookie), GetParam() == Moment::kEnding ? SLICE_OK : SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_EQ(world.sim.StatusOf(world.tenant, cookie),
+            GetParam() == Moment::kEnding ? SLICE_OK : SLICE_ERR_EXECUTOR_LOST);
   const uint64_t refused = world.sim.Submit(world.service);
   EXPECT_EQ(world.sim.StatusOf(world.tenant, refused), SLICE_ERR_EXECUTOR_LOST);
   ExpectClean(world.sim);
@@ -130,7 +158,8 @@ TEST_P(EngineEnds, Edge_executor_given_up_fails_what_waits) {
   EXPECT_EQ(world.sim.StatusOf(world.tenant, again), SLICE_OK);
 }
 
-// ---- pieces: half-done writes -------------------------------------------------------------------------------------
+// ---- pieces: half-done writes
+// -------------------------------------------------------------------------------------
 
 struct CacheWorld {
   CacheWorld() : sim(MakeConfig(1)) {
@@ -165,7 +194,8 @@ TEST(EnginePieces, Edge_death_mid_write_loses_the_pieces_until_a_reset) {
 TEST(EnginePieces, Edge_death_before_the_first_write_is_not_noticed) {
   CacheWorld world;
   const uint64_t cookie = world.sim.Submit(world.service);
-  world.sim.At(300 * kMicrosecond, [&] { world.sim.KillExecutor(3 * kMillisecond); });  // in "embed"
+  world.sim.At(300 * kMicrosecond,
+               [&] { world.sim.KillExecutor(3 * kMillisecond); });  // in "embed"
   ASSERT_TRUE(world.sim.RunAll(kSecond));
   EXPECT_EQ(world.sim.StatusOf(world.tenant, cookie), SLICE_OK);
   ExpectClean(world.sim);
@@ -176,7 +206,8 @@ TEST(EnginePieces, Edge_death_after_the_last_write_keeps_the_pieces) {
   const uint64_t cookie = world.sim.Submit(world.service);
   world.sim.At(9 * kMillisecond, [&] { world.sim.KillExecutor(3 * kMillisecond); });  // in "head"
   ASSERT_TRUE(world.sim.RunAll(kSecond));
-  EXPECT_EQ(world.sim.StatusOf(world.tenant, cookie), SLICE_ERR_STATE_LOST) << "a second run would write twice";
+  EXPECT_EQ(world.sim.StatusOf(world.tenant, cookie), SLICE_ERR_STATE_LOST)
+      << "a second run would write twice";
   const uint64_t again = world.sim.Submit(world.service);
   ASSERT_TRUE(world.sim.RunAll(2 * kSecond));
   EXPECT_EQ(world.sim.StatusOf(world.tenant, again), SLICE_OK);
@@ -187,15 +218,18 @@ TEST(EnginePieces, Edge_cancel_mid_write_loses_cancel_while_queued_does_not) {
   CacheWorld world;
   const uint64_t first = world.sim.Submit(world.service);
   const uint64_t queued = world.sim.Submit(world.service);
-  world.sim.At(kMillisecond, [&] { world.sim.engine().Cancel(world.tenant, queued, world.sim.now()); });
+  world.sim.At(kMillisecond,
+               [&] { world.sim.engine().Cancel(world.tenant, queued, world.sim.now()); });
   ASSERT_TRUE(world.sim.RunAll(kSecond));
   EXPECT_EQ(world.sim.StatusOf(world.tenant, first), SLICE_OK);
   EXPECT_EQ(world.sim.StatusOf(world.tenant, queued), SLICE_ERR_CANCELLED);
   const uint64_t second = world.sim.Submit(world.service);
-  world.sim.At(world.sim.now() + 3 * kMillisecond, [&] { world.sim.engine().Cancel(world.tenant, second, world.sim.now()); });
+  world.sim.At(world.sim.now() + 3 * kMillisecond,
+               [&] { world.sim.engine().Cancel(world.tenant, second, world.sim.now()); });
   ASSERT_TRUE(world.sim.RunAll(2 * kSecond));
   EXPECT_EQ(world.sim.StatusOf(world.tenant, second), SLICE_ERR_CANCELLED);
-  EXPECT_EQ(world.sim.StatusOf(world.tenant, world.sim.Submit(world.service)), SLICE_ERR_STATE_LOST);
+  EXPECT_EQ(world.sim.StatusOf(world.tenant, world.sim.Submit(world.service)),
+            SLICE_ERR_STATE_LOST);
   ExpectClean(world.sim);
 }
 
@@ -216,7 +250,8 @@ TEST(EnginePieces, Edge_failing_op_fails_its_request_alone_and_loses_what_it_wro
   EXPECT_EQ(done->slot.failed_op, 2u);
   EXPECT_NE(done->text.find("layer1"), std::string::npos) << done->text;
   EXPECT_EQ(world.sim.StatusOf(other, safe), SLICE_OK);
-  EXPECT_EQ(world.sim.StatusOf(world.tenant, world.sim.Submit(world.service)), SLICE_ERR_STATE_LOST);
+  EXPECT_EQ(world.sim.StatusOf(world.tenant, world.sim.Submit(world.service)),
+            SLICE_ERR_STATE_LOST);
   ExpectClean(world.sim);
 }
 
@@ -227,27 +262,32 @@ TEST(EnginePieces, Happy_commands_are_ordered_with_the_graphs) {
   const uint64_t after = world.sim.Submit(world.service);
   ASSERT_TRUE(world.sim.RunAll(kSecond));
   EXPECT_EQ(world.sim.StatusOf(world.tenant, reset), SLICE_OK);
-  EXPECT_LT(world.sim.Find(world.tenant, reset)->slot.finish_ns, world.sim.Find(world.tenant, after)->slot.finish_ns);
-  EXPECT_GT(world.sim.Find(world.tenant, reset)->slot.finish_ns, 8 * kMillisecond) << "the last layer's piece is free then";
+  EXPECT_LT(world.sim.Find(world.tenant, reset)->slot.finish_ns,
+            world.sim.Find(world.tenant, after)->slot.finish_ns);
+  EXPECT_GT(world.sim.Find(world.tenant, reset)->slot.finish_ns, 8 * kMillisecond)
+      << "the last layer's piece is free then";
   EXPECT_EQ(world.sim.StatusOf(world.tenant, before), SLICE_OK);
   ExpectClean(world.sim);
 }
 
 TEST(EnginePieces, Edge_commands_survive_the_executor_and_can_be_cancelled_while_they_wait) {
   CacheWorld world;
-  const uint64_t running = world.sim.Command(world.service, wire::kTensorFill, world.service.pieces);
+  const uint64_t running =
+      world.sim.Command(world.service, wire::kTensorFill, world.service.pieces);
   world.sim.At(30 * kMicrosecond, [&] { world.sim.KillExecutor(2 * kMillisecond); });
   ASSERT_TRUE(world.sim.RunAll(kSecond));
   EXPECT_EQ(world.sim.StatusOf(world.tenant, running), SLICE_OK) << "sent again";
   world.sim.Submit(world.service);
-  const uint64_t waiting = world.sim.Command(world.service, wire::kTensorReset, {world.service.pieces.back()});
+  const uint64_t waiting =
+      world.sim.Command(world.service, wire::kTensorReset, {world.service.pieces.back()});
   world.sim.engine().Cancel(world.tenant, waiting, world.sim.now());
   EXPECT_EQ(world.sim.StatusOf(world.tenant, waiting), SLICE_ERR_CANCELLED);
   ASSERT_TRUE(world.sim.RunAll(2 * kSecond));
   ExpectClean(world.sim);
 }
 
-// ---- the executor as an unreliable narrator -----------------------------------------------------------------------
+// ---- the executor as an unreliable narrator
+// -----------------------------------------------------------------------
 
 template <typename Record>
 Status Report(Simulation& sim, uint32_t type, const Record& record) {
@@ -265,10 +305,17 @@ TEST(EngineReports, Malicious_garbage_is_a_protocol_error) {
   ASSERT_NE(instance, 0u);
   Simulation& sim = world.sim;
   EXPECT_EQ(sim.engine().HandleReport(999, {}, sim.now()).code(), StatusCode::kProtocol);
-  EXPECT_EQ(sim.engine().HandleReport(wire::kFinished, {}, sim.now()).code(), StatusCode::kProtocol);
-  EXPECT_EQ(Report(sim, wire::kStarted, wire::Started{instance, 1, 77, 0, 0, 0}).code(), StatusCode::kProtocol) << "no such op";
-  EXPECT_EQ(Report(sim, wire::kStarted, wire::Started{instance, 2, 0, 0, 0, 0}).code(), StatusCode::kProtocol) << "no such attempt";
-  EXPECT_EQ(Report(sim, wire::kStarted, wire::Started{instance, 1, 4, 0, 0, 0}).code(), StatusCode::kProtocol) << "not issued";
+  EXPECT_EQ(sim.engine().HandleReport(wire::kFinished, {}, sim.now()).code(),
+            StatusCode::kProtocol);
+  EXPECT_EQ(Report(sim, wire::kStarted, wire::Started{instance, 1, 77, 0, 0, 0}).code(),
+            StatusCode::kProtocol)
+      << "no such op";
+  EXPECT_EQ(Report(sim, wire::kStarted, wire::Started{instance, 2, 0, 0, 0, 0}).code(),
+            StatusCode::kProtocol)
+      << "no such attempt";
+  EXPECT_EQ(Report(sim, wire::kStarted, wire::Started{instance, 1, 4, 0, 0, 0}).code(),
+            StatusCode::kProtocol)
+      << "not issued";
   wire::Finished finished{};
   finished.instance = instance;
   finished.attempt = 1;
@@ -277,11 +324,15 @@ TEST(EngineReports, Malicious_garbage_is_a_protocol_error) {
   finished.op = 1;
   finished.start_ns = 10;
   finished.end_ns = 5;
-  EXPECT_EQ(Report(sim, wire::kFinished, finished).code(), StatusCode::kProtocol) << "ends before it starts";
-  EXPECT_EQ(Report(sim, wire::kInstanceEnded, wire::InstanceEnded{instance, 1, 0}).code(), StatusCode::kProtocol) << "it runs";
+  EXPECT_EQ(Report(sim, wire::kFinished, finished).code(), StatusCode::kProtocol)
+      << "ends before it starts";
+  EXPECT_EQ(Report(sim, wire::kInstanceEnded, wire::InstanceEnded{instance, 1, 0}).code(),
+            StatusCode::kProtocol)
+      << "it runs";
   // Late or repeated: ignored.
   EXPECT_TRUE(Report(sim, wire::kStarted, wire::Started{instance, 1, 0, 0, 0, 0}).ok());
-  EXPECT_TRUE(Report(sim, wire::kFinished, wire::Finished{instance + 1, 1, 0, 0, 0, 0, 0, 0, 0}).ok());
+  EXPECT_TRUE(
+      Report(sim, wire::kFinished, wire::Finished{instance + 1, 1, 0, 0, 0, 0, 0, 0, 0}).ok());
   EXPECT_TRUE(Report(sim, wire::kTransferDone, wire::TransferDone{12345, 0, 0, 0, 0, 0}).ok());
   EXPECT_TRUE(Report(sim, wire::kIntent, wire::Intent{12345, 0}).ok());
   EXPECT_TRUE(Report(sim, wire::kCommandDone, wire::CommandDone{12345, 0, 0}).ok());
@@ -295,7 +346,8 @@ TEST(EngineReports, Edge_executor_gives_ops_back_for_want_of_memory) {
   const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
   const Simulation::Service service = sim.AddService(tenant, Chain(3, kMillisecond, 4096));
   int refusals = 3;
-  // The executor would say so instead of Started; here its Issue is swallowed by a recall and answered with reason 2.
+  // The executor would say so instead of Started; here its Issue is swallowed by a recall and
+  // answered with reason 2.
   sim.executor().on_report = [&](uint32_t, std::span<const std::byte>) {};
   const uint64_t cookie = sim.Submit(service);
   sim.executor().refuse_issue = [&](uint64_t, uint32_t op) { return op == 1 && refusals-- > 0; };
@@ -307,7 +359,9 @@ TEST(EngineReports, Edge_executor_gives_ops_back_for_want_of_memory) {
 TEST(EngineReports, Edge_copies_that_fail_are_asked_for_again) {
   World world;
   int failures = 5;
-  world.sim.executor().fail_transfer = [&](uint64_t) { return failures-- > 0 ? SLICE_ERR_NO_MEMORY : SLICE_OK; };
+  world.sim.executor().fail_transfer = [&](uint64_t) {
+    return failures-- > 0 ? SLICE_ERR_NO_MEMORY : SLICE_OK;
+  };
   const uint64_t cookie = world.sim.Submit(world.service);
   ASSERT_TRUE(world.sim.RunAll(kSecond));
   EXPECT_EQ(world.sim.StatusOf(world.tenant, cookie), SLICE_OK);

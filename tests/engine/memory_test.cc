@@ -1,5 +1,6 @@
-// Memory admission (scheduling rules, section 2): reservations keep 40 random instances on 4 domains from deadlock; fitting by
-// what is free right now does not. Refusals name numbers and holders.
+// Memory admission (scheduling rules, section 2): reservations keep 40 random instances on 4
+// domains from deadlock; fitting by what is free right now does not. Refusals name numbers and
+// holders.
 #include <numeric>
 
 #include "tests/testing/engine_fixture.h"
@@ -32,7 +33,8 @@ struct RandomChain {
 };
 
 // The control: every op that fits right now starts. True: some instance can never go on.
-bool FittingByWhatIsFreeDeadlocks(const std::vector<RandomChain>& chains, int64_t pool, std::mt19937_64* random) {
+bool FittingByWhatIsFreeDeadlocks(const std::vector<RandomChain>& chains, int64_t pool,
+                                  std::mt19937_64* random) {
   std::vector<int64_t> free(kDomains, pool);
   std::vector<size_t> at(chains.size(), 0);
   std::vector<size_t> order(chains.size());
@@ -50,7 +52,8 @@ bool FittingByWhatIsFreeDeadlocks(const std::vector<RandomChain>& chains, int64_
       const int64_t needed = chain.bytes[op] + (copies ? chain.bytes[op - 1] : 0);
       if (needed > free[d]) continue;
       free[d] -= chain.bytes[op];
-      if (op > 0) free[chain.domain[op - 1]] += chain.bytes[op - 1];  // input gone, and its copy with it
+      if (op > 0)
+        free[chain.domain[op - 1]] += chain.bytes[op - 1];  // input gone, and its copy with it
       if (op + 1 == chain.bytes.size()) free[d] += chain.bytes[op];
       ++at[i];
       progress = true;
@@ -94,7 +97,8 @@ TEST(EngineMemory, Happy_40_random_instances_on_4_domains_never_deadlock_and_the
       cookies.push_back(sim.Submit(sim.AddServiceSpread(tenant, graph.Build(), homes)));
     }
     ASSERT_TRUE(sim.RunAll(60 * kSecond)) << sim.engine().StatusJson(sim.now());
-    for (const uint64_t cookie : cookies) ASSERT_EQ(sim.StatusOf(tenant, cookie), SLICE_OK) << sim.Find(tenant, cookie)->text;
+    for (const uint64_t cookie : cookies)
+      ASSERT_EQ(sim.StatusOf(tenant, cookie), SLICE_OK) << sim.Find(tenant, cookie)->text;
     ExpectClean(sim);
     if (HasFailure()) return;
   }
@@ -132,7 +136,8 @@ TEST(EngineMemory, Edge_quota_of_a_tenant_makes_it_wait_for_itself_only) {
   for (int i = 0; i < 8; ++i) cookies.push_back(sim.Submit(service));
   const uint64_t safe = sim.Submit(bystander);
   sim.RunUntil(10 * kMicrosecond);
-  EXPECT_NE(sim.engine().StatusJson(0).find("\"instances_waiting\":5"), std::string::npos) << sim.engine().StatusJson(0);
+  EXPECT_NE(sim.engine().StatusJson(0).find("\"instances_waiting\":5"), std::string::npos)
+      << sim.engine().StatusJson(0);
   ASSERT_TRUE(sim.RunAll(kSecond));
   for (const uint64_t cookie : cookies) EXPECT_EQ(sim.StatusOf(tenant, cookie), SLICE_OK);
   EXPECT_EQ(sim.StatusOf(other, safe), SLICE_OK);

@@ -1,4 +1,5 @@
-// Scheduling scenarios in virtual time: two devices, pipelining over pieces, slices, recall, parking, fifo.
+// Scheduling scenarios in virtual time: two devices, pipelining over pieces, slices, recall,
+// parking, fifo.
 #include <set>
 
 #include "tests/testing/engine_fixture.h"
@@ -12,7 +13,8 @@ using OpRun = VirtualExecutor::OpRun;
 TEST(EngineScenario, Happy_diamond_uses_two_devices_and_transfers) {
   Simulation sim(MakeConfig(2));
   const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
-  const Simulation::Service service = sim.AddService(tenant, Diamond(4, 5 * kMillisecond, 64 << 10), 0, {1});
+  const Simulation::Service service =
+      sim.AddService(tenant, Diamond(4, 5 * kMillisecond, 64 << 10), 0, {1});
   const uint64_t cookie = sim.Submit(service);
   ASSERT_TRUE(sim.RunAll());
   EXPECT_EQ(sim.StatusOf(tenant, cookie), SLICE_OK);
@@ -24,7 +26,8 @@ TEST(EngineScenario, Happy_diamond_uses_two_devices_and_transfers) {
   size_t values = 0;
   for (const auto& copy : sim.executor().copies) values += copy.instance != 0;
   EXPECT_GT(values, 0u);
-  EXPECT_LT(sim.Find(tenant, cookie)->slot.finish_ns, sim.Find(tenant, cookie)->slot.submit_ns + 28 * kMillisecond);
+  EXPECT_LT(sim.Find(tenant, cookie)->slot.finish_ns,
+            sim.Find(tenant, cookie)->slot.submit_ns + 28 * kMillisecond);
 }
 
 TEST(EngineScenario, Happy_constants_without_a_replica_keep_work_at_home) {
@@ -42,8 +45,10 @@ TEST(EngineScenario, Happy_chunks_of_one_cache_pipeline_layer_by_layer) {
   engine::Config config = MakeConfig(1);
   Simulation sim(config);
   const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
-  const Simulation::Service prefill = sim.AddService(tenant, Llama(4, 2 * kMillisecond, 4096, 4096, "prefill"));
-  const Simulation::Service decode = sim.AddGraph(prefill, Llama(4, 500 * kMicrosecond, 1024, 4096, "decode"));
+  const Simulation::Service prefill =
+      sim.AddService(tenant, Llama(4, 2 * kMillisecond, 4096, 4096, "prefill"));
+  const Simulation::Service decode =
+      sim.AddGraph(prefill, Llama(4, 500 * kMicrosecond, 1024, 4096, "decode"));
   sim.OpenSequence(tenant, 1, ServiceClass::kOnline);
   std::vector<uint64_t> cookies;
   for (int chunk = 0; chunk < 3; ++chunk) cookies.push_back(sim.Submit(prefill, 1));
@@ -77,14 +82,16 @@ TEST(EngineScenario, Happy_chunks_overlap_on_two_devices_with_split_layers) {
   // The mutable set lives in domain 1 and pins the second stage there.
   Simulation::Service service;
   service.tenant = tenant;
-  service = sim.AddServiceAt(tenant, built, {{engine::TensorKind::kManaged, 0}, {engine::TensorKind::kMutable, 1}});
+  service = sim.AddServiceAt(
+      tenant, built, {{engine::TensorKind::kManaged, 0}, {engine::TensorKind::kMutable, 1}});
   std::vector<uint64_t> cookies;
   for (int i = 0; i < 6; ++i) cookies.push_back(sim.Submit(service));
   ASSERT_TRUE(sim.RunAll());
   for (const uint64_t cookie : cookies) EXPECT_EQ(sim.StatusOf(tenant, cookie), SLICE_OK);
   ExpectClean(sim);
   EXPECT_EQ(CheckSchedule(sim), "");
-  EXPECT_LT(sim.Find(tenant, cookies.back())->slot.finish_ns, 36 * kMillisecond) << "48 ms without overlap";
+  EXPECT_LT(sim.Find(tenant, cookies.back())->slot.finish_ns, 36 * kMillisecond)
+      << "48 ms without overlap";
 }
 
 TEST(EngineScenario, Regression_fresh_cache_moves_with_a_copy_to_the_free_device) {
@@ -92,7 +99,8 @@ TEST(EngineScenario, Regression_fresh_cache_moves_with_a_copy_to_the_free_device
   const TenantId busy = sim.AddTenant(ServiceClass::kOnline);
   const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
   const Simulation::Service load = sim.AddService(busy, Chain(10, 10 * kMillisecond, 4096));
-  const Simulation::Service service = sim.AddService(tenant, Llama(4, 2 * kMillisecond, 4096, 1 << 20), 0, {1});
+  const Simulation::Service service =
+      sim.AddService(tenant, Llama(4, 2 * kMillisecond, 4096, 1 << 20), 0, {1});
   sim.Submit(load);
   sim.RunUntil(sim.now() + 5 * kMillisecond);
   const uint64_t cookie = sim.Submit(service);
@@ -112,9 +120,11 @@ TEST(EngineScenario, Regression_fresh_cache_moves_with_a_copy_to_the_free_device
   EXPECT_EQ(copied.size(), 8u) << "four layers, two pieces each";
 }
 
-// One online tenant that decodes with gaps of 400 us to 1.2 ms, one offline tenant with 3 ms ops, one device.
+// One online tenant that decodes with gaps of 400 us to 1.2 ms, one offline tenant with 3 ms ops,
+// one device.
 struct SliceWorld {
-  explicit SliceWorld(const std::string& policy, DurationNs offline_op = 3 * kMillisecond, size_t devices = 1)
+  explicit SliceWorld(const std::string& policy, DurationNs offline_op = 3 * kMillisecond,
+                      size_t devices = 1)
       : sim([&] {
           engine::Config config = MakeConfig(devices);
           config.policy = policy;
@@ -123,7 +133,8 @@ struct SliceWorld {
     online = sim.AddTenant(ServiceClass::kOnline);
     offline = sim.AddTenant(ServiceClass::kOffline, static_cast<DeviceIndex>(devices - 1));
     decode = sim.AddService(online, Llama(4, kMillisecond, 4096, 4096, "decode"));
-    bulk = sim.AddService(offline, Chain(8, offline_op, 4096, true, "bulk"), static_cast<DomainIndex>(devices - 1));
+    bulk = sim.AddService(offline, Chain(8, offline_op, 4096, true, "bulk"),
+                          static_cast<DomainIndex>(devices - 1));
   }
   // `steps` decode steps, each submitted `gap` after the completion of the one before.
   void RunSteps(uint64_t sequence, int steps, DurationNs gap) {
@@ -168,7 +179,8 @@ TEST(EngineScenario, Happy_offline_leaves_short_gaps_alone_and_fills_long_ones) 
   ASSERT_TRUE(world.sim.RunAll());
   EXPECT_EQ(world.sim.Violations(), "");
   EXPECT_EQ(CheckSchedule(world.sim), "");
-  for (const uint64_t cookie : bulk) EXPECT_EQ(world.sim.StatusOf(world.offline, cookie), SLICE_OK) << "fills what follows";
+  for (const uint64_t cookie : bulk)
+    EXPECT_EQ(world.sim.StatusOf(world.offline, cookie), SLICE_OK) << "fills what follows";
   // 5 ms alone; a 3 ms op in a 0.6 ms gap would cost 2.4 ms more.
   EXPECT_LT(world.OnlineLatency(), 6 * kMillisecond);
 
@@ -178,7 +190,8 @@ TEST(EngineScenario, Happy_offline_leaves_short_gaps_alone_and_fills_long_ones) 
   fifo.sim.RunUntil(60 * kMillisecond);
   for (int i = 0; i < 3; ++i) fifo.sim.Submit(fifo.bulk);
   ASSERT_TRUE(fifo.sim.RunAll());
-  EXPECT_GT(fifo.OnlineLatency(), world.OnlineLatency() + kMillisecond) << "fifo is what slices are better than";
+  EXPECT_GT(fifo.OnlineLatency(), world.OnlineLatency() + kMillisecond)
+      << "fifo is what slices are better than";
 }
 
 TEST(EngineScenario, Happy_offline_runs_in_long_idle_slices_between_requests) {
@@ -222,7 +235,8 @@ TEST(EngineScenario, Happy_online_only_parks_offline_until_the_policy_changes) {
   EXPECT_EQ(world.sim.StatusOf(world.online, step), SLICE_OK);
   EXPECT_EQ(world.sim.StatusOf(world.offline, bulk), -1);
   EXPECT_EQ(world.sim.engine().counters().parked, 1u);
-  EXPECT_NE(world.sim.engine().StatusJson(world.sim.now()).find("\"instances_parked\":1"), std::string::npos);
+  EXPECT_NE(world.sim.engine().StatusJson(world.sim.now()).find("\"instances_parked\":1"),
+            std::string::npos);
   ASSERT_TRUE(world.sim.engine().SetPolicy("slice", world.sim.now()).ok());
   ASSERT_TRUE(world.sim.RunAll());
   EXPECT_EQ(world.sim.StatusOf(world.offline, bulk), SLICE_OK);
@@ -239,12 +253,14 @@ TEST(EngineScenario, Happy_policy_switch_under_load_loses_nothing) {
   world.RunSteps(1, 10, 500 * kMicrosecond);
   const std::vector<std::string> policies = {"fifo", "priority", "online-only", "slice"};
   for (size_t i = 0; i < policies.size(); ++i) {
-    world.sim.At(static_cast<TimeNs>(i + 1) * 7 * kMillisecond,
-                 [&world, name = policies[i]] { ASSERT_TRUE(world.sim.engine().SetPolicy(name, world.sim.now()).ok()); });
+    world.sim.At(static_cast<TimeNs>(i + 1) * 7 * kMillisecond, [&world, name = policies[i]] {
+      ASSERT_TRUE(world.sim.engine().SetPolicy(name, world.sim.now()).ok());
+    });
   }
   ASSERT_TRUE(world.sim.RunAll());
   for (const uint64_t cookie : bulk) EXPECT_EQ(world.sim.StatusOf(world.offline, cookie), SLICE_OK);
-  for (const uint64_t cookie : world.submitted) EXPECT_EQ(world.sim.StatusOf(world.online, cookie), SLICE_OK);
+  for (const uint64_t cookie : world.submitted)
+    EXPECT_EQ(world.sim.StatusOf(world.online, cookie), SLICE_OK);
   EXPECT_EQ(CheckSchedule(world.sim), "");
   ExpectClean(world.sim);
 }
@@ -254,7 +270,8 @@ TEST(EngineScenario, Happy_fifo_runs_requests_in_arrival_order) {
   const uint64_t bulk = world.sim.Submit(world.bulk);
   const uint64_t step = world.sim.Submit(world.decode);
   ASSERT_TRUE(world.sim.RunAll());
-  EXPECT_LT(world.sim.Find(world.offline, bulk)->slot.finish_ns, world.sim.Find(world.online, step)->slot.finish_ns);
+  EXPECT_LT(world.sim.Find(world.offline, bulk)->slot.finish_ns,
+            world.sim.Find(world.online, step)->slot.finish_ns);
 }
 
 TEST(EngineScenario, Happy_learned_durations_predict_the_finish) {
@@ -271,7 +288,8 @@ TEST(EngineScenario, Happy_learned_durations_predict_the_finish) {
   }
   const auto* const done = sim.Find(tenant, cookie);
   const double actual = static_cast<double>(done->slot.finish_ns - done->slot.submit_ns);
-  EXPECT_NEAR(static_cast<double>(done->slot.predicted_finish_ns - done->slot.submit_ns), actual, 0.05 * actual);
+  EXPECT_NEAR(static_cast<double>(done->slot.predicted_finish_ns - done->slot.submit_ns), actual,
+              0.05 * actual);
 }
 
 TEST(EngineScenario, Happy_shared_domain_needs_no_transfers) {

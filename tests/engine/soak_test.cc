@@ -1,5 +1,6 @@
-// Random load in virtual time over many seeds: several tenants, graphs with pieces, transfers, cancels, commands, failures,
-// executor deaths, policy switches, tenants that vanish. Everything submitted completes once, and nothing is left.
+// Random load in virtual time over many seeds: several tenants, graphs with pieces, transfers,
+// cancels, commands, failures, executor deaths, policy switches, tenants that vanish. Everything
+// submitted completes once, and nothing is left.
 #include "tests/testing/engine_fixture.h"
 #include "tests/testing/schedule_checker.h"
 
@@ -58,7 +59,8 @@ void Soak(uint64_t seed, const SoakOptions& soak) {
   const int64_t tenant_count = pick(2, 4);
   for (int64_t t = 0; t < tenant_count; ++t) {
     Tenant tenant;
-    tenant.service_class = t == 0 || pick(0, 1) == 0 ? ServiceClass::kOnline : ServiceClass::kOffline;
+    tenant.service_class =
+        t == 0 || pick(0, 1) == 0 ? ServiceClass::kOnline : ServiceClass::kOffline;
     const auto home = static_cast<DeviceIndex>(pick(0, static_cast<int64_t>(devices) - 1));
     tenant.id = sim.AddTenant(tenant.service_class, home);
     const int64_t service_count = pick(1, 3);
@@ -70,17 +72,31 @@ void Soak(uint64_t seed, const SoakOptions& soak) {
       }
       std::shared_ptr<const graph::Template> graph;
       switch (pick(0, 3)) {
-        case 0: graph = Chain(static_cast<int>(pick(1, 12)), pick(20, 3000) * kMicrosecond, pick(1, 16) * 1024); break;
-        case 1: graph = Diamond(static_cast<int>(pick(2, 5)), pick(20, 3000) * kMicrosecond, pick(1, 16) * 1024); break;
-        case 2: graph = Llama(static_cast<int>(pick(1, 6)), pick(50, 2000) * kMicrosecond, pick(1, 8) * 1024, 4096); break;
-        default: graph = RandomDag(&random, static_cast<int>(pick(2, 16)), 16 << 10, 2 * kMillisecond); break;
+        case 0:
+          graph = Chain(static_cast<int>(pick(1, 12)), pick(20, 3000) * kMicrosecond,
+                        pick(1, 16) * 1024);
+          break;
+        case 1:
+          graph = Diamond(static_cast<int>(pick(2, 5)), pick(20, 3000) * kMicrosecond,
+                          pick(1, 16) * 1024);
+          break;
+        case 2:
+          graph = Llama(static_cast<int>(pick(1, 6)), pick(50, 2000) * kMicrosecond,
+                        pick(1, 8) * 1024, 4096);
+          break;
+        default:
+          graph = RandomDag(&random, static_cast<int>(pick(2, 16)), 16 << 10, 2 * kMillisecond);
+          break;
       }
-      tenant.services.push_back(sim.AddService(tenant.id, graph, domain, replicas, pick(0, 1) == 0));
+      tenant.services.push_back(
+          sim.AddService(tenant.id, graph, domain, replicas, pick(0, 1) == 0));
     }
     tenants.push_back(std::move(tenant));
   }
   if (soak.failures) {
-    sim.executor().fail_transfer = [&random](uint64_t) { return random() % 20 == 0 ? SLICE_ERR_NO_MEMORY : SLICE_OK; };
+    sim.executor().fail_transfer = [&random](uint64_t) {
+      return random() % 20 == 0 ? SLICE_ERR_NO_MEMORY : SLICE_OK;
+    };
   }
   std::vector<Request> requests;
   TimeNs up_at = 0;
@@ -89,20 +105,25 @@ void Soak(uint64_t seed, const SoakOptions& soak) {
     sim.At(pick(0, 120) * kMillisecond / 2, [&] {
       Tenant& tenant = tenants[static_cast<size_t>(pick(0, tenant_count - 1))];
       if (tenant.gone) return;
-      const Simulation::Service& service = tenant.services[static_cast<size_t>(pick(0, static_cast<int64_t>(tenant.services.size()) - 1))];
+      const Simulation::Service& service = tenant.services[static_cast<size_t>(
+          pick(0, static_cast<int64_t>(tenant.services.size()) - 1))];
       const int64_t what = pick(0, 19);
       if (what < 11) {
         if (what < 4) {
           if (tenant.sequence == 0 || pick(0, 3) == 0) {
-            if (tenant.sequence != 0) sim.engine().CloseSequence(tenant.id, tenant.sequence, sim.now());
-            sim.OpenSequence(tenant.id, ++tenant.sequence, tenant.service_class, sim.now() + pick(5, 80) * kMillisecond);
+            if (tenant.sequence != 0)
+              sim.engine().CloseSequence(tenant.id, tenant.sequence, sim.now());
+            sim.OpenSequence(tenant.id, ++tenant.sequence, tenant.service_class,
+                             sim.now() + pick(5, 80) * kMillisecond);
           }
           requests.push_back({tenant.id, sim.Submit(service, tenant.sequence)});
         } else {
-          requests.push_back({tenant.id, sim.Submit(service, 0, 0, static_cast<int32_t>(pick(-1, 1)))});
+          requests.push_back(
+              {tenant.id, sim.Submit(service, 0, 0, static_cast<int32_t>(pick(-1, 1)))});
         }
       } else if (what < 13 && !requests.empty()) {
-        const Request& request = requests[static_cast<size_t>(pick(0, static_cast<int64_t>(requests.size()) - 1))];
+        const Request& request =
+            requests[static_cast<size_t>(pick(0, static_cast<int64_t>(requests.size()) - 1))];
         sim.engine().Cancel(request.tenant, request.cookie, sim.now());
       } else if (what < 15 && !service.pieces.empty()) {
         const auto kind = static_cast<wire::TensorCommandKind>(pick(0, 2));
@@ -129,7 +150,9 @@ void Soak(uint64_t seed, const SoakOptions& soak) {
   }
   EXPECT_EQ(CheckSchedule(sim, !soak.deaths && !soak.failures), "");
   for (const Request& request : requests) {
-    const bool gone = std::any_of(tenants.begin(), tenants.end(), [&](const Tenant& t) { return t.id == request.tenant && t.gone; });
+    const bool gone = std::any_of(tenants.begin(), tenants.end(), [&](const Tenant& t) {
+      return t.id == request.tenant && t.gone;
+    });
     if (gone) {
       EXPECT_TRUE(sim.engine().TenantGone(request.tenant));
       continue;
@@ -139,9 +162,11 @@ void Soak(uint64_t seed, const SoakOptions& soak) {
       ADD_FAILURE() << "cookie " << request.cookie << " never completed";
       continue;
     }
-    const bool expected = status == SLICE_OK || status == SLICE_ERR_CANCELLED || status == SLICE_ERR_NEVER_FITS ||
-                          status == SLICE_ERR_STATE_LOST || (soak.failures && status == SLICE_ERR_OP_FAILED);
-    EXPECT_TRUE(expected) << "cookie " << request.cookie << " status " << status << " " << sim.Find(request.tenant, request.cookie)->text;
+    const bool expected = status == SLICE_OK || status == SLICE_ERR_CANCELLED ||
+                          status == SLICE_ERR_NEVER_FITS || status == SLICE_ERR_STATE_LOST ||
+                          (soak.failures && status == SLICE_ERR_OP_FAILED);
+    EXPECT_TRUE(expected) << "cookie " << request.cookie << " status " << status << " "
+                          << sim.Find(request.tenant, request.cookie)->text;
   }
   ExpectClean(sim);
   Dump(sim);
@@ -149,13 +174,18 @@ void Soak(uint64_t seed, const SoakOptions& soak) {
 
 // SLICE_SOAK_SEED=n: only this seed, for a closer look. SLICE_SOAK_FACTOR=n: n times as many seeds.
 void SoakSeeds(uint64_t first, uint64_t count, const SoakOptions& options) {
-  if (const char* const only = std::getenv("SLICE_SOAK_SEED")) return Soak(std::strtoull(only, nullptr, 10), options);
-  if (const char* const factor = std::getenv("SLICE_SOAK_FACTOR")) count *= std::strtoull(factor, nullptr, 10);
-  for (uint64_t seed = first; seed < first + count && !::testing::Test::HasFailure(); ++seed) Soak(seed, options);
+  if (const char* const only = std::getenv("SLICE_SOAK_SEED"))
+    return Soak(std::strtoull(only, nullptr, 10), options);
+  if (const char* const factor = std::getenv("SLICE_SOAK_FACTOR"))
+    count *= std::strtoull(factor, nullptr, 10);
+  for (uint64_t seed = first; seed < first + count && !::testing::Test::HasFailure(); ++seed)
+    Soak(seed, options);
 }
 
 TEST(EngineSoak, Happy_plain_load_200_seeds) { SoakSeeds(1, 200, {}); }
-TEST(EngineSoak, Edge_failing_ops_and_copies_100_seeds) { SoakSeeds(1000, 100, {.failures = true}); }
+TEST(EngineSoak, Edge_failing_ops_and_copies_100_seeds) {
+  SoakSeeds(1000, 100, {.failures = true});
+}
 TEST(EngineSoak, Edge_executor_deaths_100_seeds) { SoakSeeds(2000, 100, {.deaths = true}); }
 TEST(EngineSoak, Edge_everything_at_once_200_seeds) {
   SoakSeeds(3000, 200, {.failures = true, .deaths = true, .departures = true, .policies = true});

@@ -1,4 +1,5 @@
-// The GMG's store: the table of state transitions, frontiers kept incrementally, slabs that are given back.
+// The GMG's store: the table of state transitions, frontiers kept incrementally, slabs that are
+// given back.
 #include "daemon/gmg/gmg.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +25,8 @@ struct Store {
 
 TEST(GmgStates, Happy_table_of_legal_transitions) {
   using S = OpState;
-  const S states[] = {S::kUnscheduled, S::kPlaced, S::kIssued, S::kLaunched, S::kDone, S::kFailed, S::kCancelled};
+  const S states[] = {S::kUnscheduled, S::kPlaced, S::kIssued,   S::kLaunched,
+                      S::kDone,        S::kFailed, S::kCancelled};
   //                       un pl is la do fa ca
   const bool kLegal[7][7] = {{0, 1, 0, 0, 0, 0, 1},   // unscheduled
                              {1, 0, 1, 0, 0, 0, 1},   // placed
@@ -34,7 +36,8 @@ TEST(GmgStates, Happy_table_of_legal_transitions) {
                              {0, 0, 0, 0, 0, 0, 0},   // failed
                              {0, 0, 0, 0, 0, 0, 0}};  // cancelled
   for (size_t from = 0; from < kOpStateCount; ++from) {
-    for (size_t to = 0; to < kOpStateCount; ++to) EXPECT_EQ(IsLegal(states[from], states[to]), kLegal[from][to]) << from << " " << to;
+    for (size_t to = 0; to < kOpStateCount; ++to)
+      EXPECT_EQ(IsLegal(states[from], states[to]), kLegal[from][to]) << from << " " << to;
   }
 }
 
@@ -58,7 +61,8 @@ void CheckFrontiers(Gmg& gmg, uint32_t slot, const graph::Template& graph) {
       unplaced += !IsPlacedOrLater(ops[p].state);
       pending += ops[p].state != OpState::kDone;
     }
-    for (const uint32_t s : graph.groups()[op].successors) left += ops[s].state == OpState::kUnscheduled;
+    for (const uint32_t s : graph.groups()[op].successors)
+      left += ops[s].state == OpState::kUnscheduled;
     ASSERT_EQ(ops[op].unplaced, unplaced);
     ASSERT_EQ(ops[op].pending, pending);
     ASSERT_EQ(ops[op].successors_unscheduled, left);
@@ -82,11 +86,13 @@ TEST(GmgStates, Happy_frontiers_match_their_definition_in_random_walks) {
       const OpRecord& record = store.gmg->ops(slot)[op];
       const auto to = static_cast<OpState>(random() % 5);  // up to done
       if (!IsLegal(record.state, to)) continue;
-      if (to == OpState::kPlaced && record.state == OpState::kUnscheduled && record.unplaced > 0) continue;
+      if (to == OpState::kPlaced && record.state == OpState::kUnscheduled && record.unplaced > 0)
+        continue;
       if (to == OpState::kLaunched && record.pending > 0) continue;
       if (to == OpState::kUnscheduled) {
         bool held = false;
-        for (const uint32_t s : graph->groups()[op].successors) held |= store.gmg->ops(slot)[s].state != OpState::kUnscheduled;
+        for (const uint32_t s : graph->groups()[op].successors)
+          held |= store.gmg->ops(slot)[s].state != OpState::kUnscheduled;
         if (held) continue;
       }
       store.gmg->SetOpState(slot, *graph, op, to);

@@ -25,7 +25,8 @@ TEST(Ledger, Happy_free_is_what_is_left_by_all_kinds) {
   EXPECT_EQ(ledger.LaneRaise(0, 80), 0);
   EXPECT_EQ(ledger.pool_used({1}), 300);
   EXPECT_EQ(ledger.retained_used({1}), 400);
-  EXPECT_EQ(ledger.Holders(0, true), "session 1: 300 reservations; session 2: 200 grants; 150 workspace lanes");
+  EXPECT_EQ(ledger.Holders(0, true),
+            "session 1: 300 reservations; session 2: 200 grants; 150 workspace lanes");
   EXPECT_EQ(ledger.Holders(0, false), "session 1: 400 managed");
   EXPECT_EQ(ledger.Holders(1, true), "nobody");
   ledger.Release({1}, MemoryKind::kReservation, 0, 300);

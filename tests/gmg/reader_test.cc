@@ -41,7 +41,9 @@ TEST(GmgReader, Malicious_damaged_segments_are_refused) {
   Segment segment;
   auto* const header = reinterpret_cast<SegmentHeader*>(segment.span.data());
   const SegmentHeader good = *header;
-  const auto code = [&](size_t bytes) { return Reader::Open(segment.span.first(bytes)).status().code(); };
+  const auto code = [&](size_t bytes) {
+    return Reader::Open(segment.span.first(bytes)).status().code();
+  };
   EXPECT_EQ(code(100), StatusCode::kBounds);
   EXPECT_EQ(code(segment.span.size() - 4096), StatusCode::kBounds);
   header->magic = 1;
@@ -105,7 +107,8 @@ TEST(GmgReader, Race_instances_are_seen_whole) {
   for (int i = 0; i < 3000; ++i) {
     for (const InstanceView& view : reader->Instances()) {
       ++seen;
-      for (const OpView& op : view.ops) ASSERT_TRUE(op.start_ns == view.submit_ns || view.submit_ns == 0);
+      for (const OpView& op : view.ops)
+        ASSERT_TRUE(op.start_ns == view.submit_ns || view.submit_ns == 0);
     }
     for (const DeviceView& view : reader->Devices()) ASSERT_EQ(view.busy_ns, -view.free_at_ns);
   }

@@ -1,6 +1,6 @@
-// Graph templates for scheduling tests, where only structure, sizes and durations matter: chains, diamonds, Llama-like
-// layers with managed pieces, random DAGs. A group's duration in nanoseconds is its flops / 20: what the prior of the
-// engine's estimator says as well.
+// Graph templates for scheduling tests, where only structure, sizes and durations matter: chains,
+// diamonds, Llama-like layers with managed pieces, random DAGs. A group's duration in nanoseconds
+// is its flops / 20: what the prior of the engine's estimator says as well.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,9 @@ inline constexpr int64_t kFlopsPerNs = 20;
 
 class GraphBuilder {
  public:
-  explicit GraphBuilder(const std::string& name) { builder_.program.mutable_metadata()->set_model(name); }
+  explicit GraphBuilder(const std::string& name) {
+    builder_.program.mutable_metadata()->set_model(name);
+  }
 
   uint32_t Dynamic(const std::string& name, int64_t bytes) {
     const uint32_t value = Bytes(bytes);
@@ -42,7 +44,8 @@ class GraphBuilder {
     uint64_t signature = 0;
   };
   // One group: reads `in`, makes one value of `bytes`; returns it.
-  uint32_t Op(const std::string& name, const std::vector<uint32_t>& in, int64_t bytes, DurationNs duration, const Use& use) {
+  uint32_t Op(const std::string& name, const std::vector<uint32_t>& in, int64_t bytes,
+              DurationNs duration, const Use& use) {
     const uint32_t out = Bytes(bytes);
     proto::Node* const node = builder_.Node("aten::cat", {}, {out});
     if (!in.empty()) {
@@ -57,7 +60,8 @@ class GraphBuilder {
     *group->mutable_workspace_bytes() = TemplateBuilder::Constant(use.workspace);
     return out;
   }
-  uint32_t Op(const std::string& name, const std::vector<uint32_t>& in, int64_t bytes, DurationNs duration) {
+  uint32_t Op(const std::string& name, const std::vector<uint32_t>& in, int64_t bytes,
+              DurationNs duration) {
     return Op(name, in, bytes, duration, Use());
   }
   void Output(uint32_t value) { builder_.Output(value); }
@@ -78,32 +82,38 @@ class GraphBuilder {
 };
 
 // x -> op0 -> op1 -> ... -> result.
-inline std::shared_ptr<const graph::Template> Chain(int length, DurationNs duration, int64_t bytes, bool constant = true,
+inline std::shared_ptr<const graph::Template> Chain(int length, DurationNs duration, int64_t bytes,
+                                                    bool constant = true,
                                                     const std::string& name = "chain") {
   GraphBuilder graph(name);
   uint32_t value = graph.Dynamic("x", bytes);
   GraphBuilder::Use use;
   if (constant) use.reads = {graph.Constant("w", 1024)};
   use.signature = 1000 + static_cast<uint64_t>(duration);
-  for (int i = 0; i < length; ++i) value = graph.Op("op" + std::to_string(i), {value}, bytes, duration, use);
+  for (int i = 0; i < length; ++i)
+    value = graph.Op("op" + std::to_string(i), {value}, bytes, duration, use);
   graph.Output(value);
   return graph.Build();
 }
 
 // One source, `width` branches, one sink.
-inline std::shared_ptr<const graph::Template> Diamond(int width, DurationNs duration, int64_t bytes) {
+inline std::shared_ptr<const graph::Template> Diamond(int width, DurationNs duration,
+                                                      int64_t bytes) {
   GraphBuilder graph("diamond");
   GraphBuilder::Use use;
   use.reads = {graph.Constant("w", 1024)};
   const uint32_t source = graph.Op("source", {graph.Dynamic("x", bytes)}, bytes, duration, use);
   std::vector<uint32_t> branches;
-  for (int i = 0; i < width; ++i) branches.push_back(graph.Op("branch" + std::to_string(i), {source}, bytes, duration, use));
+  for (int i = 0; i < width; ++i)
+    branches.push_back(graph.Op("branch" + std::to_string(i), {source}, bytes, duration, use));
   graph.Output(graph.Op("sink", branches, bytes, duration, use));
   return graph.Build();
 }
 
-// Embedding, `layers` layers that each write their K and V pieces, head. Statics: w, then k0, v0, k1, v1, ...
-inline std::shared_ptr<const graph::Template> Llama(int layers, DurationNs layer, int64_t bytes, int64_t piece_bytes,
+// Embedding, `layers` layers that each write their K and V pieces, head. Statics: w, then k0, v0,
+// k1, v1, ...
+inline std::shared_ptr<const graph::Template> Llama(int layers, DurationNs layer, int64_t bytes,
+                                                    int64_t piece_bytes,
                                                     const std::string& name = "llama") {
   GraphBuilder graph(name);
   const uint32_t ids = graph.Dynamic("ids", 64);
@@ -132,20 +142,25 @@ inline std::shared_ptr<const graph::Template> Llama(int layers, DurationNs layer
 }
 
 // A random DAG: each op reads up to three earlier values.
-inline std::shared_ptr<const graph::Template> RandomDag(std::mt19937_64* random, int ops, int64_t bytes_max, DurationNs duration_max,
+inline std::shared_ptr<const graph::Template> RandomDag(std::mt19937_64* random, int ops,
+                                                        int64_t bytes_max, DurationNs duration_max,
                                                         bool constant = true) {
   GraphBuilder graph("random");
   std::vector<uint32_t> values{graph.Dynamic("x", 256)};
   GraphBuilder::Use use;
   if (constant) use.reads = {graph.Constant("w", 1024)};
-  const auto pick = [random](int64_t low, int64_t high) { return low + static_cast<int64_t>((*random)() % static_cast<uint64_t>(high - low + 1)); };
+  const auto pick = [random](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>((*random)() % static_cast<uint64_t>(high - low + 1));
+  };
   uint32_t last = 0;
   for (int i = 0; i < ops; ++i) {
     std::vector<uint32_t> in;
     const int64_t count = pick(1, 3);
-    for (int64_t n = 0; n < count; ++n) in.push_back(values[static_cast<size_t>(pick(0, static_cast<int64_t>(values.size()) - 1))]);
+    for (int64_t n = 0; n < count; ++n)
+      in.push_back(values[static_cast<size_t>(pick(0, static_cast<int64_t>(values.size()) - 1))]);
     use.workspace = pick(0, 4) * 1024;
-    last = graph.Op("op" + std::to_string(i), in, pick(1, bytes_max / 1024) * 1024, pick(duration_max / 20, duration_max), use);
+    last = graph.Op("op" + std::to_string(i), in, pick(1, bytes_max / 1024) * 1024,
+                    pick(duration_max / 20, duration_max), use);
     values.push_back(last);
   }
   graph.Output(last);

@@ -1,5 +1,6 @@
-// Judges what a virtual executor ran: each op once, precedence inside instances and between them, one op per device, finish not
-// before the critical path. (Presence of inputs, pieces and memory is judged by the executor while it runs.)
+// Judges what a virtual executor ran: each op once, precedence inside instances and between them,
+// one op per device, finish not before the critical path. (Presence of inputs, pieces and memory is
+// judged by the executor while it runs.)
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,8 @@
 
 namespace slice::testing {
 
-// "" when all is well. Instances whose op runs were cut short by a death or a failure are only checked for overlap.
+// "" when all is well. Instances whose op runs were cut short by a death or a failure are only
+// checked for overlap.
 inline std::string CheckSchedule(Simulation& sim, bool complete = true) {
   using OpRun = VirtualExecutor::OpRun;
   std::map<DeviceIndex, std::vector<const OpRun*>> by_device;
@@ -18,13 +20,16 @@ inline std::string CheckSchedule(Simulation& sim, bool complete = true) {
   for (const OpRun& run : sim.executor().ops) {
     by_device[run.device].push_back(&run);
     if (!by_instance[{run.instance, run.attempt}].emplace(run.op, &run).second) {
-      return "op " + std::to_string(run.op) + " of instance " + std::to_string(run.instance) + " ran twice in one attempt";
+      return "op " + std::to_string(run.op) + " of instance " + std::to_string(run.instance) +
+             " ran twice in one attempt";
     }
   }
   for (auto& [device, runs] : by_device) {
-    std::sort(runs.begin(), runs.end(), [](const OpRun* a, const OpRun* b) { return a->start < b->start; });
+    std::sort(runs.begin(), runs.end(),
+              [](const OpRun* a, const OpRun* b) { return a->start < b->start; });
     for (size_t i = 1; i < runs.size(); ++i) {
-      if (runs[i]->start < runs[i - 1]->finish) return "device " + std::to_string(device) + " ran two ops at once";
+      if (runs[i]->start < runs[i - 1]->finish)
+        return "device " + std::to_string(device) + " ran two ops at once";
     }
   }
   if (!complete) return "";
@@ -42,14 +47,16 @@ inline std::string CheckSchedule(Simulation& sim, bool complete = true) {
       for (const uint32_t before : graph->groups()[g].predecessors) {
         const OpRun* const earlier = runs.at(before);
         if (run->start < earlier->finish) {
-          return "op " + std::to_string(g) + " of instance " + std::to_string(key.first) + " started before op " + std::to_string(before) + " ended";
+          return "op " + std::to_string(g) + " of instance " + std::to_string(key.first) +
+                 " started before op " + std::to_string(before) + " ended";
         }
         path[g] = std::max(path[g], path[before]);
       }
       path[g] += run->finish - run->start;
       longest = std::max(longest, path[g]);
     }
-    if (last - first < longest) return "instance " + std::to_string(key.first) + " finished before its critical path";
+    if (last - first < longest)
+      return "instance " + std::to_string(key.first) + " finished before its critical path";
   }
   return "";
 }

@@ -70,11 +70,17 @@ void VirtualExecutor::Die() {
 void VirtualExecutor::ToExecutor(uint32_t type, std::span<const std::byte> payload, DeviceIndex) {
   if (on_command) on_command(type, payload);
   At(std::max(now_, now_) + options_.command_latency,
-     [this, type, copy = std::vector<std::byte>(payload.begin(), payload.end())] { Command(type, copy); });
+     [this, type, copy = std::vector<std::byte>(payload.begin(), payload.end())] {
+       Command(type, copy);
+     });
 }
 
-void VirtualExecutor::Complete(TenantId tenant, const wire::CompletionSlot& completion, const std::string& text) {
-  const bool fresh = completions.emplace(std::pair{tenant.value, completion.cookie}, Completion{completion, text, now_}).second;
+void VirtualExecutor::Complete(TenantId tenant, const wire::CompletionSlot& completion,
+                               const std::string& text) {
+  const bool fresh =
+      completions
+          .emplace(std::pair{tenant.value, completion.cookie}, Completion{completion, text, now_})
+          .second;
   if (!fresh) Violate("cookie " + std::to_string(completion.cookie) + " completed twice");
 }
 
@@ -101,29 +107,37 @@ void VirtualExecutor::Use(DomainIndex domain, int64_t bytes) {
   pool_peak[domain] = std::max(pool_peak[domain], pool_used[domain]);
   if (pool_used[domain] < 0) Violate("pool below zero");
   if (options_.check_memory && pool_used[domain] > config_.domains[domain].pool_bytes) {
-    Violate("pool of domain " + std::to_string(domain) + " holds " + std::to_string(pool_used[domain]) + " of " +
+    Violate("pool of domain " + std::to_string(domain) + " holds " +
+            std::to_string(pool_used[domain]) + " of " +
             std::to_string(config_.domains[domain].pool_bytes));
   }
 }
 
 void VirtualExecutor::Command(uint32_t type, const std::vector<std::byte>& payload) {
   const auto decode = [&](auto record, auto call) {
-    if (payload.size() != sizeof(record)) return Violate("command " + std::to_string(type) + " of a wrong size");
+    if (payload.size() != sizeof(record))
+      return Violate("command " + std::to_string(type) + " of a wrong size");
     std::memcpy(&record, payload.data(), sizeof(record));
     call(record);
   };
   switch (type) {
-    case wire::kStartInstance: return OnStart(payload);
-    case wire::kEndInstance: return decode(wire::EndInstance{}, [this](const auto& r) { OnEnd(r); });
-    case wire::kIssue: return decode(wire::Issue{}, [this](const auto& r) { OnIssue(r); });
-    case wire::kRecall: return decode(wire::Recall{}, [this](const auto& r) { OnRecall(r); });
-    case wire::kWatch: return decode(wire::Watch{}, [this](const auto& r) { OnWatch(r); });
+    case wire::kStartInstance:
+      return OnStart(payload);
+    case wire::kEndInstance:
+      return decode(wire::EndInstance{}, [this](const auto& r) { OnEnd(r); });
+    case wire::kIssue:
+      return decode(wire::Issue{}, [this](const auto& r) { OnIssue(r); });
+    case wire::kRecall:
+      return decode(wire::Recall{}, [this](const auto& r) { OnRecall(r); });
+    case wire::kWatch:
+      return decode(wire::Watch{}, [this](const auto& r) { OnWatch(r); });
     case wire::kRecv:
       return decode(wire::TransferRef{}, [this](const auto& r) {
         const auto found = transfers_.find(r.transfer);
         if (found != transfers_.end()) found->second.recv = true;
       });
-    case wire::kSend: return decode(wire::TransferRef{}, [this](const auto& r) { StartCopy(r.transfer); });
+    case wire::kSend:
+      return decode(wire::TransferRef{}, [this](const auto& r) { StartCopy(r.transfer); });
     case wire::kCancelTransfer:
       return decode(wire::TransferRef{}, [this](const auto& r) {
         const auto found = transfers_.find(r.transfer);
@@ -131,7 +145,8 @@ void VirtualExecutor::Command(uint32_t type, const std::vector<std::byte>& paylo
         found->second.cancelled = true;
         if (!found->second.running) FinishTransfer(r.transfer, StatusCode::kCancelled);
       });
-    case wire::kTensorCommandRun: return decode(wire::TensorCommandRun{}, [this](const auto& r) { OnCommandRun(r); });
+    case wire::kTensorCommandRun:
+      return decode(wire::TensorCommandRun{}, [this](const auto& r) { OnCommandRun(r); });
     case wire::kDropReplica:
       return decode(wire::DropReplica{}, [this](const auto& r) {
         ++drops;
@@ -143,7 +158,8 @@ void VirtualExecutor::Command(uint32_t type, const std::vector<std::byte>& paylo
           found->second.dirty[t] &= ~(uint64_t{1} << r.domain);
         }
       });
-    default: Violate("command " + std::to_string(type) + " is unknown");
+    default:
+      Violate("command " + std::to_string(type) + " is unknown");
   }
 }
 
@@ -151,24 +167,28 @@ void VirtualExecutor::OnStart(const std::vector<std::byte>& payload) {
   wire::StartInstance start;
   if (payload.size() < sizeof(start)) return Violate("short StartInstance");
   std::memcpy(&start, payload.data(), sizeof(start));
-  const size_t expected = sizeof(start) + start.symbol_count * sizeof(int64_t) +
-                          (size_t{start.input_count} + start.output_count) * sizeof(wire::ArenaRange);
+  const size_t expected =
+      sizeof(start) + start.symbol_count * sizeof(int64_t) +
+      (size_t{start.input_count} + start.output_count) * sizeof(wire::ArenaRange);
   if (payload.size() != expected) return Violate("StartInstance of a wrong size");
   const auto binding = bindings_.find(start.binding);
   if (binding == bindings_.end()) return Violate("StartInstance with an unknown binding");
-  if (!instances_.emplace(std::pair{start.instance, start.attempt}, Instance{}).second) return Violate("started twice");
+  if (!instances_.emplace(std::pair{start.instance, start.attempt}, Instance{}).second)
+    return Violate("started twice");
   Instance& instance = instances_[{start.instance, start.attempt}];
   instance.start = start;
   instance.binding = &binding->second;
   graphs_[start.instance] = instance.binding->graph;
   const graph::Template& graph = *instance.binding->graph;
   std::vector<int64_t> symbols(start.symbol_count);
-  if (!symbols.empty()) std::memcpy(symbols.data(), payload.data() + sizeof(start), symbols.size() * sizeof(int64_t));
+  if (!symbols.empty())
+    std::memcpy(symbols.data(), payload.data() + sizeof(start), symbols.size() * sizeof(int64_t));
   const Status bound = graph.Bind(symbols, &instance.sizes);
   if (!bound.ok()) Violate("symbols do not bind: " + bound.ToString());
   instance.ops.assign(graph.groups().size(), OpState::kNone);
   instance.values.assign(graph.crossing().size(), 0);
-  for (const graph::ValueUse& use : graph.crossing()) instance.left.push_back(static_cast<uint32_t>(use.consumers.size()));
+  for (const graph::ValueUse& use : graph.crossing())
+    instance.left.push_back(static_cast<uint32_t>(use.consumers.size()));
   instance.dynamics.assign(graph.dynamics().size(), 0);
   instance.dynamics_left.assign(graph.dynamics().size(), 0);
   for (const graph::Group& group : graph.groups()) {
@@ -182,7 +202,8 @@ bool VirtualExecutor::IsReady(const Instance& instance, uint32_t op, DomainIndex
     if (instance.ops[before] != OpState::kFinished) return false;
   }
   for (const uint32_t value : group.values_in) {
-    if ((instance.values[instance.binding->graph->crossing_index(value)] >> domain & 1) == 0) return false;
+    if ((instance.values[instance.binding->graph->crossing_index(value)] >> domain & 1) == 0)
+      return false;
   }
   return true;
 }
@@ -191,7 +212,8 @@ void VirtualExecutor::OnIssue(const wire::Issue& issue) {
   Instance* const instance = Find(issue.instance, issue.attempt);
   if (instance == nullptr) return Violate("issue for an unknown instance");
   if (instance->ending) return;
-  if (issue.op >= instance->ops.size() || issue.device >= devices_.size()) return Violate("issue of a bad op or device");
+  if (issue.op >= instance->ops.size() || issue.device >= devices_.size())
+    return Violate("issue of a bad op or device");
   if (instance->failed) return;
   if (instance->ops[issue.op] != OpState::kNone) return Violate("op issued twice");
   if (refuse_issue && refuse_issue(issue.instance, issue.op)) {
@@ -218,7 +240,8 @@ void VirtualExecutor::RunDevice(DeviceIndex index) {
   if (device.running) return;
   const auto recalled = [this](const executor::QueuedOp& op) {
     ++recalled_by_window;
-    if (Instance* const instance = Find(op.key.instance, op.key.attempt)) instance->ops[op.key.op] = OpState::kNone;
+    if (Instance* const instance = Find(op.key.instance, op.key.attempt))
+      instance->ops[op.key.op] = OpState::kNone;
     Report(wire::kRecalled, wire::Recalled{op.key.instance, op.key.attempt, op.key.op, 1, 0});
   };
   const executor::LaunchQueue::Decision decision = device.queue.Next(now_, device.behind_online);
@@ -248,10 +271,13 @@ void VirtualExecutor::RunDevice(DeviceIndex index) {
     instance->dynamics[d] |= uint64_t{1} << domain;
     Use(domain, Rounded(instance->sizes.dynamic_bytes[d]));
   }
-  for (const uint32_t value : group.values_out) Use(domain, Rounded(instance->sizes.crossing_bytes[instance->binding->graph->crossing_index(value)]));
+  for (const uint32_t value : group.values_out)
+    Use(domain,
+        Rounded(instance->sizes.crossing_bytes[instance->binding->graph->crossing_index(value)]));
   int64_t scratch = instance->sizes.workspace_bytes[key.op];
   for (const uint32_t result : group.results) {
-    if (instance->binding->graph->crossing_index(instance->binding->graph->results()[result]) == graph::kNoIndex) {
+    if (instance->binding->graph->crossing_index(instance->binding->graph->results()[result]) ==
+        graph::kNoIndex) {
       scratch += Rounded(instance->sizes.result_bytes[result]);
     }
   }
@@ -262,7 +288,8 @@ void VirtualExecutor::RunDevice(DeviceIndex index) {
   const auto uniform = [this] { return static_cast<double>(random_() >> 11) / 9007199254740992.0; };
   if (options_.noise > 0) factor *= 1 + options_.noise * (2 * uniform() - 1);
   if (options_.outlier_rate > 0 && uniform() < options_.outlier_rate) factor *= 10;
-  DurationNs duration = std::max<DurationNs>(static_cast<DurationNs>(static_cast<double>(planned) * factor), 1);
+  DurationNs duration =
+      std::max<DurationNs>(static_cast<DurationNs>(static_cast<double>(planned) * factor), 1);
   if (duration_of) duration = duration_of(key.instance, key.op, duration);
   Report(wire::kStarted, wire::Started{key.instance, key.attempt, key.op, now_, index, 0});
   ops.push_back({key.instance, key.attempt, key.op, index, now_, now_ + duration, false,
@@ -275,7 +302,8 @@ void VirtualExecutor::RunDevice(DeviceIndex index) {
   });
 }
 
-void VirtualExecutor::CheckPieces(const Instance& instance, uint32_t op, DomainIndex domain, bool begin) {
+void VirtualExecutor::CheckPieces(const Instance& instance, uint32_t op, DomainIndex domain,
+                                  bool begin) {
   const graph::Group& group = instance.binding->graph->groups()[op];
   const auto touch = [&](uint32_t position, bool write) {
     const engine::TensorRef& ref = instance.binding->statics[position];
@@ -284,8 +312,8 @@ void VirtualExecutor::CheckPieces(const Instance& instance, uint32_t op, DomainI
     uint32_t& readers = set.readers[ref.tensor];
     if (begin) {
       if (!set.Valid(ref.tensor, domain)) {
-        Violate("op " + std::to_string(op) + ": tensor " + std::to_string(ref.tensor) + " of set " + std::to_string(ref.set.value) +
-                " is not in domain " + std::to_string(domain));
+        Violate("op " + std::to_string(op) + ": tensor " + std::to_string(ref.tensor) + " of set " +
+                std::to_string(ref.set.value) + " is not in domain " + std::to_string(domain));
       }
       if (writers > 0 || (write && readers > 0)) Violate("two ops at a written piece");
     }
@@ -298,11 +326,13 @@ void VirtualExecutor::CheckPieces(const Instance& instance, uint32_t op, DomainI
   };
   for (const uint32_t p : group.writes) touch(p, true);
   for (const uint32_t p : group.reads) {
-    if (std::find(group.writes.begin(), group.writes.end(), p) == group.writes.end()) touch(p, false);
+    if (std::find(group.writes.begin(), group.writes.end(), p) == group.writes.end())
+      touch(p, false);
   }
 }
 
-void VirtualExecutor::FinishOp(InstanceKey key, uint32_t op, DeviceIndex index, size_t record, bool online) {
+void VirtualExecutor::FinishOp(InstanceKey key, uint32_t op, DeviceIndex index, size_t record,
+                               bool online) {
   Device& device = devices_[index];
   device.running = false;
   device.behind_online = online;
@@ -316,9 +346,12 @@ void VirtualExecutor::FinishOp(InstanceKey key, uint32_t op, DeviceIndex index, 
   const graph::Template& graph = *instance->binding->graph;
   const graph::Group& group = graph.groups()[op];
   int fate = fail_op ? fail_op(key.first, op) : -1;
-  if (options_.fail_rate > 0 && static_cast<double>(random_() % 100'000) < options_.fail_rate * 100'000) fate = SLICE_ERR_OP_FAILED;
+  if (options_.fail_rate > 0 &&
+      static_cast<double>(random_() % 100'000) < options_.fail_rate * 100'000)
+    fate = SLICE_ERR_OP_FAILED;
   if (fate >= 0) {
-    for (const uint32_t value : group.values_out) Use(domain, -Rounded(instance->sizes.crossing_bytes[graph.crossing_index(value)]));
+    for (const uint32_t value : group.values_out)
+      Use(domain, -Rounded(instance->sizes.crossing_bytes[graph.crossing_index(value)]));
     instance->failed = true;
     for (Device& other : devices_) other.queue.RemoveInstance(key.first, key.second);
     wire::Failed failed{};
@@ -331,7 +364,8 @@ void VirtualExecutor::FinishOp(InstanceKey key, uint32_t op, DeviceIndex index, 
     Report(wire::kFailed, failed);
   } else {
     instance->ops[op] = OpState::kFinished;
-    for (const uint32_t value : group.values_out) instance->values[graph.crossing_index(value)] |= uint64_t{1} << domain;
+    for (const uint32_t value : group.values_out)
+      instance->values[graph.crossing_index(value)] |= uint64_t{1} << domain;
     for (const uint32_t value : group.values_in) --instance->left[graph.crossing_index(value)];
     for (const uint32_t d : group.dynamic_in) --instance->dynamics_left[d];
     FreeDead(instance);
@@ -360,14 +394,16 @@ void VirtualExecutor::FreeDead(Instance* instance) {
     }
     if (in_use) continue;
     for (uint64_t mask = instance->values[v]; mask != 0; mask &= mask - 1) {
-      Use(static_cast<DomainIndex>(__builtin_ctzll(mask)), -Rounded(instance->sizes.crossing_bytes[v]));
+      Use(static_cast<DomainIndex>(__builtin_ctzll(mask)),
+          -Rounded(instance->sizes.crossing_bytes[v]));
     }
     instance->values[v] = 0;
   }
   for (size_t d = 0; d < instance->dynamics.size(); ++d) {
     if (instance->dynamics_left[d] > 0) continue;
     for (uint64_t mask = instance->dynamics[d]; mask != 0; mask &= mask - 1) {
-      Use(static_cast<DomainIndex>(__builtin_ctzll(mask)), -Rounded(instance->sizes.dynamic_bytes[d]));
+      Use(static_cast<DomainIndex>(__builtin_ctzll(mask)),
+          -Rounded(instance->sizes.dynamic_bytes[d]));
     }
     instance->dynamics[d] = 0;
   }
@@ -390,7 +426,9 @@ void VirtualExecutor::Refresh(InstanceKey key, Instance* instance) {
     if (changed) At(now_, [this, index] { RunDevice(index); });
   }
   for (auto& [id, transfer] : transfers_) {
-    if (transfer.intent || transfer.watch.instance != key.first || transfer.watch.attempt != key.second) continue;
+    if (transfer.intent || transfer.watch.instance != key.first ||
+        transfer.watch.attempt != key.second)
+      continue;
     const size_t crossing = instance->binding->graph->crossing_index(transfer.watch.value);
     if ((instance->values[crossing] >> transfer.watch.source_domain & 1) == 0) continue;
     transfer.intent = true;
@@ -457,7 +495,8 @@ void VirtualExecutor::OnWatch(const wire::Watch& watch) {
   } else {
     const SetState& set = sets_[watch.set];
     if (watch.value >= set.resident.size()) return Violate("watch of an unknown tensor");
-    if (!set.Valid(watch.value, watch.source_domain)) Violate("watch of a tensor that is not there");
+    if (!set.Valid(watch.value, watch.source_domain))
+      Violate("watch of a tensor that is not there");
     transfer.bytes = set.config.tensors[watch.value].bytes;
     transfer.intent = true;
   }
@@ -469,7 +508,8 @@ void VirtualExecutor::StartCopy(uint64_t id) {
   const auto found = transfers_.find(id);
   if (found == transfers_.end()) return;
   Transfer& transfer = found->second;
-  if (!transfer.intent || !transfer.recv || transfer.running) return Violate("send before intent and recv, or twice");
+  if (!transfer.intent || !transfer.recv || transfer.running)
+    return Violate("send before intent and recv, or twice");
   transfer.running = true;
   transfer.start = now_;
   if (transfer.watch.instance != 0) {
@@ -484,23 +524,30 @@ void VirtualExecutor::StartCopy(uint64_t id) {
     Use(transfer.watch.destination_domain, transfer.charged);
   } else if (transfer.watch.move != 0) {
     const SetState& set = sets_[transfer.watch.set];
-    if (set.writers[transfer.watch.value] > 0 || set.readers[transfer.watch.value] > 0) Violate("a piece moves while it is used");
+    if (set.writers[transfer.watch.value] > 0 || set.readers[transfer.watch.value] > 0)
+      Violate("a piece moves while it is used");
   }
   for (const auto& [other_id, other] : transfers_) {
-    if (other_id == id || !other.running || other.watch.service_class != transfer.watch.service_class) continue;
+    if (other_id == id || !other.running ||
+        other.watch.service_class != transfer.watch.service_class)
+      continue;
     if (other.watch.source_domain == transfer.watch.source_domain ||
         other.watch.destination_domain == transfer.watch.destination_domain) {
       Violate("two copies of a class share a side");
     }
   }
-  const auto time = options_.copy_latency + static_cast<DurationNs>(options_.copy_ns_per_byte * static_cast<double>(transfer.bytes));
-  copies.push_back({id, transfer.watch.instance, transfer.watch.value, transfer.watch.set, transfer.watch.source_domain,
-                    transfer.watch.destination_domain, now_, now_ + time});
+  const auto time =
+      options_.copy_latency +
+      static_cast<DurationNs>(options_.copy_ns_per_byte * static_cast<double>(transfer.bytes));
+  copies.push_back({id, transfer.watch.instance, transfer.watch.value, transfer.watch.set,
+                    transfer.watch.source_domain, transfer.watch.destination_domain, now_,
+                    now_ + time});
   At(now_ + time, [this, id] {
     const auto it = transfers_.find(id);
     if (it == transfers_.end()) return;
     const int fate = fail_transfer ? fail_transfer(id) : SLICE_OK;
-    FinishTransfer(id, it->second.cancelled ? StatusCode::kCancelled : static_cast<StatusCode>(fate));
+    FinishTransfer(id,
+                   it->second.cancelled ? StatusCode::kCancelled : static_cast<StatusCode>(fate));
   });
 }
 
@@ -522,10 +569,11 @@ void VirtualExecutor::FinishTransfer(uint64_t id, StatusCode status) {
   } else if (transfer.watch.instance == 0 && status == StatusCode::kOk) {
     SetState& set = sets_[transfer.watch.set];
     set.resident[transfer.watch.value] |= uint64_t{1} << to;
-    if (set.config.kind == engine::TensorKind::kManaged) set.dirty[transfer.watch.value] |= uint64_t{1} << to;
+    if (set.config.kind == engine::TensorKind::kManaged)
+      set.dirty[transfer.watch.value] |= uint64_t{1} << to;
   }
-  Report(wire::kTransferDone,
-         wire::TransferDone{id, transfer.start, now_, transfer.bytes, static_cast<int32_t>(status), 0});
+  Report(wire::kTransferDone, wire::TransferDone{id, transfer.start, now_, transfer.bytes,
+                                                 static_cast<int32_t>(status), 0});
   if (instance != nullptr) {
     if (!instance->ending) Refresh(key, instance);
     EndIfIdle(key);
@@ -536,7 +584,8 @@ void VirtualExecutor::OnCommandRun(const wire::TensorCommandRun& run) {
   SetState& set = sets_[run.set];
   if (run.tensor >= set.resident.size()) return Violate("command on an unknown tensor");
   const uint64_t bit = uint64_t{1} << run.domain;
-  if (run.kind != wire::kTensorReset && !set.Valid(run.tensor, run.domain)) Violate("a command where its piece is not");
+  if (run.kind != wire::kTensorReset && !set.Valid(run.tensor, run.domain))
+    Violate("a command where its piece is not");
   if (run.kind != wire::kTensorRead) {
     set.resident[run.tensor] = bit;
     set.zero[run.tensor] = run.kind == wire::kTensorReset;
@@ -546,26 +595,33 @@ void VirtualExecutor::OnCommandRun(const wire::TensorCommandRun& run) {
       set.dirty[run.tensor] |= bit;
     }
   }
-  if (set.writers[run.tensor] > 0 || (run.kind != wire::kTensorRead && set.readers[run.tensor] > 0)) {
+  if (set.writers[run.tensor] > 0 ||
+      (run.kind != wire::kTensorRead && set.readers[run.tensor] > 0)) {
     Violate("a command runs while an op uses the piece");
   }
-  At(now_ + options_.command_time, [this, run] { Report(wire::kCommandDone, wire::CommandDone{run.command, SLICE_OK, 0}); });
+  At(now_ + options_.command_time, [this, run] {
+    Report(wire::kCommandDone, wire::CommandDone{run.command, SLICE_OK, 0});
+  });
 }
 
-// ---- Simulation ---------------------------------------------------------------------------------------------------
+// ---- Simulation
+// ---------------------------------------------------------------------------------------------------
 
 Simulation::Simulation(const engine::Config& config, const VirtualOptions& options)
     : config_(config), gmg_(engine::Engine::GmgBytes(config) + 64), executor_(config, options) {
   const auto address = reinterpret_cast<uintptr_t>(gmg_.data());
   gmg_span_ = std::span(gmg_).subspan((64 - address % 64) % 64, engine::Engine::GmgBytes(config));
-  Result<std::unique_ptr<engine::Engine>> created = engine::Engine::Create(config, gmg_span_, &executor_);
+  Result<std::unique_ptr<engine::Engine>> created =
+      engine::Engine::Create(config, gmg_span_, &executor_);
   SLICE_CHECK(created.ok(), created.status().ToString().c_str());
   engine_ = *std::move(created);
   executor_.set_engine(engine_.get());
   engine_->ExecutorReady(0);
 }
 
-void Simulation::At(TimeNs at, std::function<void()> action) { actions_.push({at, next_action_++, std::move(action)}); }
+void Simulation::At(TimeNs at, std::function<void()> action) {
+  actions_.push({at, next_action_++, std::move(action)});
+}
 
 void Simulation::Step(TimeNs at) {
   now_ = std::max(now_, at);
@@ -639,7 +695,8 @@ engine::TensorKind KindOf(const graph::Input& input) {
 }
 }  // namespace
 
-TensorSetId Simulation::AddSet(const Service& service, engine::TensorKind kind, DomainIndex home, uint64_t segment_domains) {
+TensorSetId Simulation::AddSet(const Service& service, engine::TensorKind kind, DomainIndex home,
+                               uint64_t segment_domains) {
   std::vector<uint32_t> inputs;
   for (const uint32_t input : service.graph->statics()) {
     if (KindOf(service.graph->inputs()[input]) == kind) inputs.push_back(input);
@@ -648,8 +705,9 @@ TensorSetId Simulation::AddSet(const Service& service, engine::TensorKind kind, 
   return AddSet(service, inputs, kind, home, segment_domains);
 }
 
-TensorSetId Simulation::AddSet(const Service& service, std::span<const uint32_t> inputs, engine::TensorKind kind,
-                               DomainIndex home, uint64_t segment_domains) {
+TensorSetId Simulation::AddSet(const Service& service, std::span<const uint32_t> inputs,
+                               engine::TensorKind kind, DomainIndex home,
+                               uint64_t segment_domains) {
   engine::TensorSetConfig set;
   set.id = {next_id_++};
   set.tenant = service.tenant;
@@ -661,8 +719,10 @@ TensorSetId Simulation::AddSet(const Service& service, std::span<const uint32_t>
     const graph::Input& input = service.graph->inputs()[input_index];
     const graph::ValueShape& shape = service.graph->values()[input.value];
     std::vector<int64_t> sizes, strides;
-    for (const graph::ExprIndex e : shape.sizes) sizes.push_back(*service.graph->expressions().Evaluate(e, symbols));
-    for (const graph::ExprIndex e : shape.strides) strides.push_back(*service.graph->expressions().Evaluate(e, symbols));
+    for (const graph::ExprIndex e : shape.sizes)
+      sizes.push_back(*service.graph->expressions().Evaluate(e, symbols));
+    for (const graph::ExprIndex e : shape.strides)
+      strides.push_back(*service.graph->expressions().Evaluate(e, symbols));
     set.tensors.push_back({input.name, *service.graph->ValueBytes(input.value, symbols),
                            TensorMetaHash(static_cast<uint32_t>(shape.dtype), sizes, strides)});
   }
@@ -672,7 +732,8 @@ TensorSetId Simulation::AddSet(const Service& service, std::span<const uint32_t>
   return set.id;
 }
 
-Simulation::Service Simulation::AddServiceSpread(TenantId tenant, std::shared_ptr<const graph::Template> graph,
+Simulation::Service Simulation::AddServiceSpread(TenantId tenant,
+                                                 std::shared_ptr<const graph::Template> graph,
                                                  const std::vector<DomainIndex>& homes) {
   Service service;
   service.tenant = tenant;
@@ -680,13 +741,16 @@ Simulation::Service Simulation::AddServiceSpread(TenantId tenant, std::shared_pt
   std::vector<engine::TensorRef> statics;
   for (size_t i = 0; i < graph->statics().size(); ++i) {
     const uint32_t input = graph->statics()[i];
-    statics.push_back({AddSet(service, std::span(&input, 1), KindOf(graph->inputs()[input]), homes[i], 0), 0});
+    statics.push_back(
+        {AddSet(service, std::span(&input, 1), KindOf(graph->inputs()[input]), homes[i], 0), 0});
   }
   return Bind(service, std::move(statics));
 }
 
-Simulation::Service Simulation::AddService(TenantId tenant, std::shared_ptr<const graph::Template> graph, DomainIndex home,
-                                           std::vector<DomainIndex> replicas, bool movable) {
+Simulation::Service Simulation::AddService(TenantId tenant,
+                                           std::shared_ptr<const graph::Template> graph,
+                                           DomainIndex home, std::vector<DomainIndex> replicas,
+                                           bool movable) {
   Service service;
   service.tenant = tenant;
   service.graph = graph;
@@ -699,13 +763,15 @@ Simulation::Service Simulation::AddService(TenantId tenant, std::shared_ptr<cons
     if (!service.constants) break;
     const Status status = engine_->Replicate(service.constants, domain, now_);
     SLICE_CHECK(status.ok(), status.ToString().c_str());
-    while (!engine_->ReplicasReady(service.constants, domain)) Step(std::min(executor_.NextEvent(), engine_->NextWake()));
+    while (!engine_->ReplicasReady(service.constants, domain))
+      Step(std::min(executor_.NextEvent(), engine_->NextWake()));
   }
   return AddGraph(service, std::move(graph));
 }
 
-Simulation::Service Simulation::AddServiceAt(TenantId tenant, std::shared_ptr<const graph::Template> graph,
-                                             const std::map<engine::TensorKind, DomainIndex>& homes) {
+Simulation::Service Simulation::AddServiceAt(
+    TenantId tenant, std::shared_ptr<const graph::Template> graph,
+    const std::map<engine::TensorKind, DomainIndex>& homes) {
   Service service;
   service.tenant = tenant;
   service.graph = graph;
@@ -718,7 +784,8 @@ Simulation::Service Simulation::AddServiceAt(TenantId tenant, std::shared_ptr<co
   return AddGraph(service, std::move(graph));
 }
 
-Simulation::Service Simulation::AddGraph(const Service& from, std::shared_ptr<const graph::Template> graph) {
+Simulation::Service Simulation::AddGraph(const Service& from,
+                                         std::shared_ptr<const graph::Template> graph) {
   Service service = from;
   service.graph = graph;
   uint32_t next[4] = {0, 0, 0, 0};
@@ -741,7 +808,8 @@ Simulation::Service Simulation::Bind(Service service, std::vector<engine::Tensor
   binding.id = {next_id_++};
   binding.statics = statics;
   for (size_t i = 0; i < statics.size(); ++i) {
-    const bool managed = KindOf(service.graph->inputs()[service.graph->statics()[i]]) == engine::TensorKind::kManaged;
+    const bool managed = KindOf(service.graph->inputs()[service.graph->statics()[i]]) ==
+                         engine::TensorKind::kManaged;
     if (managed) service.pieces.push_back(statics[i]);
   }
   const Status status = engine_->AddBinding(binding);
@@ -751,7 +819,8 @@ Simulation::Service Simulation::Bind(Service service, std::vector<engine::Tensor
   return service;
 }
 
-uint64_t Simulation::Submit(const Service& service, uint64_t sequence, TimeNs deadline, int32_t priority) {
+uint64_t Simulation::Submit(const Service& service, uint64_t sequence, TimeNs deadline,
+                            int32_t priority) {
   graph::BoundSizes sizes;
   const Status bound = service.graph->Bind({}, &sizes);
   SLICE_CHECK(bound.ok(), bound.ToString().c_str());
@@ -776,7 +845,8 @@ uint64_t Simulation::Submit(const Service& service, uint64_t sequence, TimeNs de
   return submit.cookie;
 }
 
-uint64_t Simulation::Command(const Service& service, wire::TensorCommandKind kind, std::vector<engine::TensorRef> pieces) {
+uint64_t Simulation::Command(const Service& service, wire::TensorCommandKind kind,
+                             std::vector<engine::TensorRef> pieces) {
   engine::TensorCommand command;
   command.tenant = service.tenant;
   command.cookie = next_cookie_++;
@@ -786,7 +856,8 @@ uint64_t Simulation::Command(const Service& service, wire::TensorCommandKind kin
   return command.cookie;
 }
 
-void Simulation::OpenSequence(TenantId tenant, uint64_t number, ServiceClass service_class, TimeNs deadline) {
+void Simulation::OpenSequence(TenantId tenant, uint64_t number, ServiceClass service_class,
+                              TimeNs deadline) {
   engine::OpenSequence open;
   open.tenant = tenant;
   open.sequence = number;
@@ -807,7 +878,8 @@ int Simulation::StatusOf(TenantId tenant, uint64_t cookie) const {
 
 std::string Simulation::Violations() const {
   std::string text;
-  for (size_t i = 0; i < executor_.violations.size() && i < 5; ++i) text += executor_.violations[i] + "\n";
+  for (size_t i = 0; i < executor_.violations.size() && i < 5; ++i)
+    text += executor_.violations[i] + "\n";
   return text;
 }
 

@@ -1,9 +1,10 @@
-// An executor in virtual time behind engine::Sink: decodes the command records exactly as executor_ring.h says, runs ops and
-// copies by a duration function, and answers with report records. Uses the real executor's launch queue rule.
+// An executor in virtual time behind engine::Sink: decodes the command records exactly as
+// executor_ring.h says, runs ops and copies by a duration function, and answers with report
+// records. Uses the real executor's launch queue rule.
 //
-// It is also a judge: it checks by itself what no engine may break (one op per device, inputs present, predecessors done, one
-// writer per piece, memory within each pool) and collects the violations.
-// Deterministic: events in order of time, then creation.
+// It is also a judge: it checks by itself what no engine may break (one op per device, inputs
+// present, predecessors done, one writer per piece, memory within each pool) and collects the
+// violations. Deterministic: events in order of time, then creation.
 #pragma once
 
 #include <functional>
@@ -21,15 +22,15 @@
 namespace slice::testing {
 
 struct VirtualOptions {
-  DurationNs command_latency = 20 * kMicrosecond;   // ring -> executor
-  DurationNs report_latency = 20 * kMicrosecond;    // executor -> engine
-  double noise = 0;                                 // relative, uniform
-  double scale = 1;                                 // actual duration / what the graph says
-  double outlier_rate = 0;                          // ops that take ten times as long
+  DurationNs command_latency = 20 * kMicrosecond;  // ring -> executor
+  DurationNs report_latency = 20 * kMicrosecond;   // executor -> engine
+  double noise = 0;                                // relative, uniform
+  double scale = 1;                                // actual duration / what the graph says
+  double outlier_rate = 0;                         // ops that take ten times as long
   double fail_rate = 0;
   DurationNs copy_latency = 20 * kMicrosecond;
   double copy_ns_per_byte = 0.25;
-  DurationNs command_time = 50 * kMicrosecond;      // tensor commands
+  DurationNs command_time = 50 * kMicrosecond;  // tensor commands
   uint64_t seed = 1;
   bool check_memory = true;
 };
@@ -59,7 +60,8 @@ class VirtualExecutor : public engine::Sink {
 
   // ---- engine::Sink ----
   void ToExecutor(uint32_t type, std::span<const std::byte> payload, DeviceIndex wake) override;
-  void Complete(TenantId tenant, const wire::CompletionSlot& completion, const std::string& text) override;
+  void Complete(TenantId tenant, const wire::CompletionSlot& completion,
+                const std::string& text) override;
   void Trace(const engine::TraceEvent& event) override;
 
   // ---- what happened ----
@@ -98,9 +100,11 @@ class VirtualExecutor : public engine::Sink {
   // Set to decide the fate of an op: >= 0 fails it with that status after its time.
   std::function<int(uint64_t instance, uint32_t op)> fail_op;
   std::function<DurationNs(uint64_t instance, uint32_t op, DurationNs planned)> duration_of;
-  std::function<void(uint32_t type, std::span<const std::byte> payload)> on_command, on_report;  // spies, before delivery
+  std::function<void(uint32_t type, std::span<const std::byte> payload)> on_command,
+      on_report;                                        // spies, before delivery
   std::function<int(uint64_t transfer)> fail_transfer;  // status of its TransferDone
-  std::function<bool(uint64_t instance, uint32_t op)> refuse_issue;  // true: given back at once, no memory
+  std::function<bool(uint64_t instance, uint32_t op)>
+      refuse_issue;  // true: given back at once, no memory
 
  private:
   enum class OpState : uint8_t { kNone, kIssued, kLaunched, kFinished };
@@ -109,8 +113,8 @@ class VirtualExecutor : public engine::Sink {
     const BindingInfo* binding = nullptr;
     graph::BoundSizes sizes;
     std::vector<OpState> ops;
-    std::vector<uint64_t> values;      // by crossing: domains
-    std::vector<uint32_t> left;        // consumers
+    std::vector<uint64_t> values;  // by crossing: domains
+    std::vector<uint32_t> left;    // consumers
     std::vector<uint64_t> dynamics;
     std::vector<uint32_t> dynamics_left;
     uint32_t running = 0;
@@ -132,7 +136,9 @@ class VirtualExecutor : public engine::Sink {
     TimeNs at;
     uint64_t order;
     std::function<void()> run;
-    bool operator<(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
+    bool operator<(const Event& other) const {
+      return at != other.at ? at > other.at : order > other.order;
+    }
   };
   using InstanceKey = std::pair<uint64_t, uint32_t>;
 
@@ -158,7 +164,9 @@ class VirtualExecutor : public engine::Sink {
   void Clear(Instance* instance);
   void Use(DomainIndex domain, int64_t bytes);
   void CheckPieces(const Instance& instance, uint32_t op, DomainIndex domain, bool begin);
-  void Violate(const std::string& text) { violations.push_back(std::to_string(now_) + ": " + text); }
+  void Violate(const std::string& text) {
+    violations.push_back(std::to_string(now_) + ": " + text);
+  }
   static int64_t Rounded(int64_t bytes) {
     const int64_t unit = bytes > 8192 ? 4096 : 256;
     return (bytes + unit - 1) / unit * unit;
@@ -170,14 +178,14 @@ class VirtualExecutor : public engine::Sink {
   engine::Engine* engine_ = nullptr;
   TimeNs now_ = 0;
   uint64_t next_event_ = 0;
-  uint64_t life_ = 0;                  // events of an earlier life do nothing
+  uint64_t life_ = 0;  // events of an earlier life do nothing
   std::priority_queue<Event> events_;
   std::map<uint32_t, BindingInfo> bindings_;
   struct SetState {
     engine::TensorSetConfig config;
-    std::vector<uint64_t> resident;    // by tensor: domains with a valid copy
-    std::vector<bool> zero;            // valid wherever no stale pages are
-    std::vector<uint64_t> dirty;       // domains with pages that were written and not dropped or reset
+    std::vector<uint64_t> resident;  // by tensor: domains with a valid copy
+    std::vector<bool> zero;          // valid wherever no stale pages are
+    std::vector<uint64_t> dirty;  // domains with pages that were written and not dropped or reset
     bool Valid(uint32_t tensor, DomainIndex domain) const {
       const uint64_t bit = uint64_t{1} << domain;
       return (resident[tensor] & bit) != 0 || (zero[tensor] && (dirty[tensor] & bit) == 0);
@@ -186,7 +194,8 @@ class VirtualExecutor : public engine::Sink {
   };
   std::map<uint32_t, SetState> sets_;
   std::map<InstanceKey, Instance> instances_;
-  std::map<uint64_t, std::shared_ptr<const graph::Template>> graphs_;  // of every instance ever started
+  std::map<uint64_t, std::shared_ptr<const graph::Template>>
+      graphs_;  // of every instance ever started
   std::map<uint64_t, Transfer> transfers_;
   std::vector<Device> devices_;
   uint32_t running_ops_ = 0;
@@ -210,27 +219,33 @@ class Simulation {
   TenantId AddTenant(ServiceClass service_class, DeviceIndex home = 0);
   TenantId AddTenant(engine::TenantConfig config);
   TemplateId AddTemplate(std::shared_ptr<const graph::Template> graph);
-  // One set per kind, made to fit the template's static inputs; a binding over them. Constants on every `replicas` domain.
+  // One set per kind, made to fit the template's static inputs; a binding over them. Constants on
+  // every `replicas` domain.
   struct Service {
     TenantId tenant;
     BindingId binding;
     TensorSetId constants, managed, mutables;
-    std::vector<engine::TensorRef> pieces;       // managed ones, in static order
+    std::vector<engine::TensorRef> pieces;  // managed ones, in static order
     std::shared_ptr<const graph::Template> graph;
   };
-  Service AddService(TenantId tenant, std::shared_ptr<const graph::Template> graph, DomainIndex home = 0,
-                     std::vector<DomainIndex> replicas = {}, bool movable = true);
+  Service AddService(TenantId tenant, std::shared_ptr<const graph::Template> graph,
+                     DomainIndex home = 0, std::vector<DomainIndex> replicas = {},
+                     bool movable = true);
   // As AddService, with a home of its own for each kind of tensor.
   Service AddServiceAt(TenantId tenant, std::shared_ptr<const graph::Template> graph,
                        const std::map<engine::TensorKind, DomainIndex>& homes);
   // One set for each static input, in the domain given: pins ops wherever the test wants them.
-  Service AddServiceSpread(TenantId tenant, std::shared_ptr<const graph::Template> graph, const std::vector<DomainIndex>& homes);
+  Service AddServiceSpread(TenantId tenant, std::shared_ptr<const graph::Template> graph,
+                           const std::vector<DomainIndex>& homes);
   // Another graph over the same tensors (prefill and decode of one cache).
   Service AddGraph(const Service& service, std::shared_ptr<const graph::Template> graph);
   // Submits now; returns the cookie. Output slots never overlap.
-  uint64_t Submit(const Service& service, uint64_t sequence = 0, TimeNs deadline = 0, int32_t priority = 0);
-  uint64_t Command(const Service& service, wire::TensorCommandKind kind, std::vector<engine::TensorRef> pieces);
-  void OpenSequence(TenantId tenant, uint64_t number, ServiceClass service_class, TimeNs deadline = kNever);
+  uint64_t Submit(const Service& service, uint64_t sequence = 0, TimeNs deadline = 0,
+                  int32_t priority = 0);
+  uint64_t Command(const Service& service, wire::TensorCommandKind kind,
+                   std::vector<engine::TensorRef> pieces);
+  void OpenSequence(TenantId tenant, uint64_t number, ServiceClass service_class,
+                    TimeNs deadline = kNever);
   const VirtualExecutor::Completion* Find(TenantId tenant, uint64_t cookie) const;
   int StatusOf(TenantId tenant, uint64_t cookie) const;  // -1: no completion
   std::vector<std::byte>& gmg() { return gmg_; }
@@ -240,16 +255,19 @@ class Simulation {
   std::function<void(DurationNs cpu, bool placed)> run_probe;
 
  private:
-  TensorSetId AddSet(const Service& service, engine::TensorKind kind, DomainIndex home, uint64_t segment_domains);
-  TensorSetId AddSet(const Service& service, std::span<const uint32_t> inputs, engine::TensorKind kind, DomainIndex home,
+  TensorSetId AddSet(const Service& service, engine::TensorKind kind, DomainIndex home,
                      uint64_t segment_domains);
+  TensorSetId AddSet(const Service& service, std::span<const uint32_t> inputs,
+                     engine::TensorKind kind, DomainIndex home, uint64_t segment_domains);
   Service Bind(Service service, std::vector<engine::TensorRef> statics);
   void Step(TimeNs at);
   struct Action {
     TimeNs at;
     uint64_t order;
     std::function<void()> run;
-    bool operator<(const Action& other) const { return at != other.at ? at > other.at : order > other.order; }
+    bool operator<(const Action& other) const {
+      return at != other.at ? at > other.at : order > other.order;
+    }
   };
   engine::Config config_;
   std::vector<std::byte> gmg_;
