@@ -101,16 +101,10 @@ Gmg::Gmg(std::span<std::byte> memory, const Capacity& capacity, uint64_t epoch, 
 void Gmg::BeginWrite(Shared<uint32_t>* sequence) {
   const uint32_t value = *sequence;
   SLICE_CHECK(value % 2 == 0, "record opened twice");
-  // An acq_rel exchange, so that who sees a later store sees the odd counter (a release store would
-  // let them pass).
-  uint32_t* const raw = reinterpret_cast<uint32_t*>(sequence);
-  __atomic_exchange_n(raw, value + 1, __ATOMIC_ACQ_REL);
+  *sequence = value + 1;
 }
 
-void Gmg::EndWrite(Shared<uint32_t>* sequence) {
-  uint32_t* const raw = reinterpret_cast<uint32_t*>(sequence);
-  __atomic_store_n(raw, sequence->load() + 1, __ATOMIC_RELEASE);
-}
+void Gmg::EndWrite(Shared<uint32_t>* sequence) { *sequence = *sequence + 1; }
 
 uint32_t Gmg::AllocateRecord(Slab slab) {
   if (free_records_[slab].empty()) return RangeAllocator::kNone;

@@ -99,14 +99,11 @@ uint32_t Reader::Count(Slab slab) const { return slabs_[slab].count; }
 
 template <typename Record, typename Copy>
 bool Reader::ReadConsistent(const Record* record, Copy copy) const {
-  const auto* const raw = reinterpret_cast<const uint32_t*>(&record->sequence);
   for (int i = 0; i < kRetriesMax; ++i) {
-    const uint32_t before = __atomic_load_n(raw, __ATOMIC_ACQUIRE);
+    const uint32_t before = record->sequence;
     if (before % 2 != 0) continue;
     copy();
-    std::atomic_thread_fence(std::memory_order_acquire);  // pairs with BeginWrite: a changed field
-                                                          // implies a changed counter
-    if (__atomic_load_n(raw, __ATOMIC_RELAXED) == before) return true;
+    if (record->sequence == before) return true;
   }
   return false;
 }

@@ -19,8 +19,8 @@
 // Consistency: every record but ops, tensors and names begins with a sequence counter, odd while
 // the writer changes the record (seqlock). An instance's counter covers its ops and tensors too; a
 // template's covers its group names. A reader copies, then checks that the counter is even and
-// unchanged, or retries. Every field is read and written with relaxed atomics; the counter's
-// release/acquire pair orders them.
+// unchanged, or retries. Fields are stored with release and loaded with acquire (plain moves on
+// x86-64): who sees a new field sees the odd counter that went before it.
 //
 // What forces a bump of kLayoutVersion: a change of meaning. Changes of place or size change
 // kLayoutHash by themselves.
@@ -40,16 +40,16 @@ namespace slice::gmg {
 inline constexpr uint64_t kMagic = 0x31474d4765636c53;  // "SlceGMG1"
 inline constexpr uint32_t kLayoutVersion = 1;
 
-// A field written by one thread and read by others: relaxed atomic, plain moves on 64-bit machines.
+// A field written by one thread and read by others.
 template <typename T>
 class Shared {
  public:
   T load() const {
     T value;
-    __atomic_load(&value_, &value, __ATOMIC_RELAXED);
+    __atomic_load(&value_, &value, __ATOMIC_ACQUIRE);
     return value;
   }
-  void store(T value) { __atomic_store(&value_, &value, __ATOMIC_RELAXED); }
+  void store(T value) { __atomic_store(&value_, &value, __ATOMIC_RELEASE); }
   operator T() const { return load(); }  // NOLINT(google-explicit-constructor)
   Shared& operator=(T value) {
     store(value);

@@ -1,6 +1,7 @@
 #include "tests/testing/virtual_executor.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "common/clock.h"
@@ -608,9 +609,12 @@ void VirtualExecutor::OnCommandRun(const wire::TensorCommandRun& run) {
 // ---------------------------------------------------------------------------------------------------
 
 Simulation::Simulation(const engine::Config& config, const VirtualOptions& options)
-    : config_(config), gmg_(engine::Engine::GmgBytes(config) + 64), executor_(config, options) {
-  const auto address = reinterpret_cast<uintptr_t>(gmg_.data());
-  gmg_span_ = std::span(gmg_).subspan((64 - address % 64) % 64, engine::Engine::GmgBytes(config));
+    : config_(config),
+      gmg_(static_cast<std::byte*>(std::calloc(1, engine::Engine::GmgBytes(config) + 64)),
+           std::free),
+      executor_(config, options) {
+  const auto address = reinterpret_cast<uintptr_t>(gmg_.get());
+  gmg_span_ = {gmg_.get() + (64 - address % 64) % 64, engine::Engine::GmgBytes(config)};
   Result<std::unique_ptr<engine::Engine>> created =
       engine::Engine::Create(config, gmg_span_, &executor_);
   SLICE_CHECK(created.ok(), created.status().ToString().c_str());

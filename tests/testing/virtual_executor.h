@@ -248,7 +248,6 @@ class Simulation {
                     TimeNs deadline = kNever);
   const VirtualExecutor::Completion* Find(TenantId tenant, uint64_t cookie) const;
   int StatusOf(TenantId tenant, uint64_t cookie) const;  // -1: no completion
-  std::vector<std::byte>& gmg() { return gmg_; }
   std::span<std::byte> gmg_memory() { return gmg_span_; }
   std::string Violations() const;
   // Thread CPU time of each Engine::Run, and whether it placed something.
@@ -270,7 +269,7 @@ class Simulation {
     }
   };
   engine::Config config_;
-  std::vector<std::byte> gmg_;
+  std::unique_ptr<std::byte, void (*)(void*)> gmg_;  // zero pages, made when touched
   std::span<std::byte> gmg_span_;
   VirtualExecutor executor_;
   std::unique_ptr<engine::Engine> engine_;
