@@ -152,6 +152,7 @@ void EngineImpl::Run(TimeNs now) {
     if (!placed) break;
   }
   work_dirty_ = false;
+  sink_->CommandsReady();
   PredictPending(now);
   ScheduleWake(now);
   Publish();

@@ -175,6 +175,7 @@ class EngineLoop final : private engine::Sink {
 
   // Sink
   void ToExecutor(uint32_t type, std::span<const std::byte> payload, DeviceIndex wake) override;
+  void CommandsReady() override { FlushCommands(); }
   void Complete(TenantId tenant, const wire::CompletionSlot& completion,
                 const std::string& text) override;
   void Trace(const engine::TraceEvent& event) override;
