@@ -33,7 +33,8 @@ void Fd::Close() {
 
 Result<Fd> Fd::Duplicate() const {
   Fd copy(::fcntl(fd_, F_DUPFD_CLOEXEC, 0));
-  if (!copy.valid()) return ErrnoError(StatusCode::kNoMemory, errno, "cannot duplicate descriptor %d", fd_);
+  if (!copy.valid())
+    return ErrnoError(StatusCode::kNoMemory, errno, "cannot duplicate descriptor %d", fd_);
   return copy;
 }
 
@@ -44,7 +45,8 @@ Result<Fd> CreateMemfd(const char* name, size_t bytes) {
   }
   if (!fd.valid()) return ErrnoError(StatusCode::kNoMemory, errno, "memfd_create('%s')", name);
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    return ErrnoError(StatusCode::kNoMemory, errno, "memfd '%s': cannot set size to %zu bytes", name, bytes);
+    return ErrnoError(StatusCode::kNoMemory, errno, "memfd '%s': cannot set size to %zu bytes",
+                      name, bytes);
   }
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return ErrnoError(StatusCode::kInternal, errno, "memfd '%s': cannot seal", name);
@@ -62,13 +64,15 @@ Status SealFutureWrite(const Fd& memfd) {
 Result<size_t> CheckForeignMemfd(const Fd& memfd, size_t bytes_min) {
   const int seals = ::fcntl(memfd.get(), F_GET_SEALS);
   if (seals < 0) {
-    return Error(StatusCode::kInvalid, "descriptor is not a memfd: create it with memfd_create(MFD_ALLOW_SEALING)");
+    return Error(StatusCode::kInvalid,
+                 "descriptor is not a memfd: create it with memfd_create(MFD_ALLOW_SEALING)");
   }
   if ((seals & F_SEAL_SHRINK) == 0) {
     return Error(StatusCode::kInvalid, "memfd lacks F_SEAL_SHRINK: seal it before registering it");
   }
   struct stat info {};
-  if (::fstat(memfd.get(), &info) != 0) return ErrnoError(StatusCode::kInvalid, errno, "fstat of memfd");
+  if (::fstat(memfd.get(), &info) != 0)
+    return ErrnoError(StatusCode::kInvalid, errno, "fstat of memfd");
   const auto bytes = static_cast<size_t>(info.st_size);
   if (bytes < bytes_min) {
     return Error(StatusCode::kBounds, "memfd has %zu bytes, %zu are needed", bytes, bytes_min);
@@ -91,10 +95,11 @@ Mapping::~Mapping() {
 
 Result<Mapping> Mapping::Map(const Fd& fd, size_t bytes, bool writable) {
   if (bytes == 0) return Error(StatusCode::kInvalid, "cannot map 0 bytes");
-  void* address = ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* address = ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+                         fd.get(), 0);
   if (address == MAP_FAILED) {
-    return ErrnoError(StatusCode::kNoMemory, errno, "cannot map %zu bytes of descriptor %d %s", bytes, fd.get(),
-                      writable ? "read-write" : "read-only");
+    return ErrnoError(StatusCode::kNoMemory, errno, "cannot map %zu bytes of descriptor %d %s",
+                      bytes, fd.get(), writable ? "read-write" : "read-only");
   }
   Mapping mapping;
   mapping.data_ = static_cast<std::byte*>(address);

@@ -1,4 +1,5 @@
-// Owned file descriptors, sealed memfds, mappings, eventfds. RAII; nothing here trusts a foreign descriptor.
+// Owned file descriptors, sealed memfds, mappings, eventfds. RAII; nothing here trusts a foreign
+// descriptor.
 #pragma once
 
 #include <cstddef>
@@ -26,13 +27,14 @@ class Fd {
   int fd_ = -1;
 };
 
-// A memfd of fixed size, sealed SHRINK|GROW|SEAL and not executable. Pages are zero and lazily made.
+// A memfd of fixed size, sealed SHRINK|GROW|SEAL and not executable. Pages are zero and lazily
+// made.
 Result<Fd> CreateMemfd(const char* name, size_t bytes);
 // As above; the caller must map it writable itself *before* calling SealFutureWrite.
 // After it no new writable mapping and no write() is possible; existing writable mappings go on.
 Status SealFutureWrite(const Fd& memfd);
-// A descriptor somebody else sent: a memfd that carries F_SEAL_SHRINK (it cannot be truncated under a mapping) and
-// has at least `bytes_min` bytes. Returns its size.
+// A descriptor somebody else sent: a memfd that carries F_SEAL_SHRINK (it cannot be truncated under
+// a mapping) and has at least `bytes_min` bytes. Returns its size.
 Result<size_t> CheckForeignMemfd(const Fd& memfd, size_t bytes_min);
 
 class Mapping {
@@ -46,7 +48,9 @@ class Mapping {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   template <typename T>
-  T* as(size_t offset = 0) const { return reinterpret_cast<T*>(data_ + offset); }
+  T* as(size_t offset = 0) const {
+    return reinterpret_cast<T*>(data_ + offset);
+  }
 
  private:
   std::byte* data_ = nullptr;

@@ -22,7 +22,8 @@ Status OpenLog(const std::string& path, LogLevel level_min) {
   log_level_min = level_min;
   if (path.empty()) return Status::Ok();
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
-  if (fd < 0) return ErrnoError(StatusCode::kInvalid, errno, "cannot open log file '%s'", path.c_str());
+  if (fd < 0)
+    return ErrnoError(StatusCode::kInvalid, errno, "cannot open log file '%s'", path.c_str());
   log_fd = fd;
   return Status::Ok();
 }
@@ -40,7 +41,8 @@ void Log(LogLevel level, const char* area, const char* format, ...) {
                         "DIWE"[static_cast<int>(level)], area);
   va_list args;
   va_start(args, format);
-  const int body = std::vsnprintf(line + used, sizeof line - static_cast<size_t>(used) - 1, format, args);
+  const int body =
+      std::vsnprintf(line + used, sizeof line - static_cast<size_t>(used) - 1, format, args);
   va_end(args);
   used = body < 0 ? used : std::min(used + body, static_cast<int>(sizeof line) - 2);
   line[used++] = '\n';

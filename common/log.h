@@ -1,4 +1,5 @@
-// One-line log records: "2026-01-31T12:00:00.123456 W server: text". Thread-safe; to stderr or a file.
+// One-line log records: "2026-01-31T12:00:00.123456 W server: text". Thread-safe; to stderr or a
+// file.
 #pragma once
 
 #include <string>
@@ -15,7 +16,8 @@ Status OpenLog(const std::string& path, LogLevel level_min);
 #define SLICE_LOG_WARN(area, ...) ::slice::Log(::slice::LogLevel::kWarning, area, __VA_ARGS__)
 #define SLICE_LOG_ERROR(area, ...) ::slice::Log(::slice::LogLevel::kError, area, __VA_ARGS__)
 
-// At most `per_second` lines a second from this place; the next one says how many were dropped. For tenant faults.
+// At most `per_second` lines a second from this place; the next one says how many were dropped. For
+// tenant faults.
 class RateLimitedLog {
  public:
   RateLimitedLog(const char* area, int per_second) : area_(area), per_second_(per_second) {}

@@ -22,27 +22,48 @@ std::string Format(const char* format, va_list args) {
 
 std::string_view StatusCodeName(StatusCode code) {
   switch (code) {
-    case StatusCode::kOk: return "OK";
-    case StatusCode::kInvalid: return "INVALID";
-    case StatusCode::kGraph: return "GRAPH";
-    case StatusCode::kOpNotAllowed: return "OP_NOT_ALLOWED";
-    case StatusCode::kOverflow: return "OVERFLOW";
-    case StatusCode::kBounds: return "BOUNDS";
-    case StatusCode::kStale: return "STALE";
-    case StatusCode::kQuota: return "QUOTA";
-    case StatusCode::kNeverFits: return "NEVER_FITS";
-    case StatusCode::kWouldBlock: return "WOULD_BLOCK";
-    case StatusCode::kDeadline: return "DEADLINE";
-    case StatusCode::kCancelled: return "CANCELLED";
-    case StatusCode::kOpFailed: return "OP_FAILED";
-    case StatusCode::kExecutorLost: return "EXECUTOR_LOST";
-    case StatusCode::kStateLost: return "STATE_LOST";
-    case StatusCode::kDaemonLost: return "DAEMON_LOST";
-    case StatusCode::kVersion: return "VERSION";
-    case StatusCode::kProtocol: return "PROTOCOL";
-    case StatusCode::kNoMemory: return "NO_MEMORY";
-    case StatusCode::kInternal: return "INTERNAL";
-    case StatusCode::kTimeout: return "TIMEOUT";
+    case StatusCode::kOk:
+      return "OK";
+    case StatusCode::kInvalid:
+      return "INVALID";
+    case StatusCode::kGraph:
+      return "GRAPH";
+    case StatusCode::kOpNotAllowed:
+      return "OP_NOT_ALLOWED";
+    case StatusCode::kOverflow:
+      return "OVERFLOW";
+    case StatusCode::kBounds:
+      return "BOUNDS";
+    case StatusCode::kStale:
+      return "STALE";
+    case StatusCode::kQuota:
+      return "QUOTA";
+    case StatusCode::kNeverFits:
+      return "NEVER_FITS";
+    case StatusCode::kWouldBlock:
+      return "WOULD_BLOCK";
+    case StatusCode::kDeadline:
+      return "DEADLINE";
+    case StatusCode::kCancelled:
+      return "CANCELLED";
+    case StatusCode::kOpFailed:
+      return "OP_FAILED";
+    case StatusCode::kExecutorLost:
+      return "EXECUTOR_LOST";
+    case StatusCode::kStateLost:
+      return "STATE_LOST";
+    case StatusCode::kDaemonLost:
+      return "DAEMON_LOST";
+    case StatusCode::kVersion:
+      return "VERSION";
+    case StatusCode::kProtocol:
+      return "PROTOCOL";
+    case StatusCode::kNoMemory:
+      return "NO_MEMORY";
+    case StatusCode::kInternal:
+      return "INTERNAL";
+    case StatusCode::kTimeout:
+      return "TIMEOUT";
   }
   return "UNKNOWN";
 }

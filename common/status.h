@@ -1,7 +1,9 @@
-// Status and Result<T>: how every part of SliceScheduler reports failure. No exceptions cross a function of ours.
+// Status and Result<T>: how every part of SliceScheduler reports failure. No exceptions cross a
+// function of ours.
 //
-// Codes are those of the C ABI (include/slice/slice.h), so that an error keeps its identity from the engine to the
-// tenant. The text says what, where, both numbers, and what to do; it never carries another tenant's data.
+// Codes are those of the C ABI (include/slice/slice.h), so that an error keeps its identity from
+// the engine to the tenant. The text says what, where, both numbers, and what to do; it never
+// carries another tenant's data.
 #pragma once
 
 #include <cstdint>
@@ -62,20 +64,30 @@ std::string_view StatusCodeName(StatusCode code);
 // printf-style: Error(StatusCode::kBounds, "input %u: offset %llu", ...)
 [[gnu::format(printf, 2, 3)]] Status Error(StatusCode code, const char* format, ...);
 // Same, appended with ": " and strerror(errno_value).
-[[gnu::format(printf, 3, 4)]] Status ErrnoError(StatusCode code, int errno_value, const char* format, ...);
+[[gnu::format(printf, 3, 4)]] Status ErrnoError(StatusCode code, int errno_value,
+                                                const char* format, ...);
 
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
   Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     SLICE_CHECK(!status_.ok(), "a Result made of an OK status has no value");
   }
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
-  T& value() & { SLICE_CHECK(ok(), status_.ToString().c_str()); return *value_; }
-  const T& value() const& { SLICE_CHECK(ok(), status_.ToString().c_str()); return *value_; }
-  T&& value() && { SLICE_CHECK(ok(), status_.ToString().c_str()); return std::move(*value_); }
+  T& value() & {
+    SLICE_CHECK(ok(), status_.ToString().c_str());
+    return *value_;
+  }
+  const T& value() const& {
+    SLICE_CHECK(ok(), status_.ToString().c_str());
+    return *value_;
+  }
+  T&& value() && {
+    SLICE_CHECK(ok(), status_.ToString().c_str());
+    return std::move(*value_);
+  }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T&& operator*() && { return std::move(*this).value(); }
@@ -89,10 +101,10 @@ class [[nodiscard]] Result {
 
 #define SLICE_CONCAT_INNER(a, b) a##b
 #define SLICE_CONCAT(a, b) SLICE_CONCAT_INNER(a, b)
-#define SLICE_RETURN_IF_ERROR(expression)                  \
-  do {                                                     \
-    ::slice::Status slice_status_ = (expression);          \
-    if (!slice_status_.ok()) return slice_status_;         \
+#define SLICE_RETURN_IF_ERROR(expression)          \
+  do {                                             \
+    ::slice::Status slice_status_ = (expression);  \
+    if (!slice_status_.ok()) return slice_status_; \
   } while (false)
 #define SLICE_ASSIGN_OR_RETURN(declaration, expression) \
   SLICE_ASSIGN_OR_RETURN_INNER(SLICE_CONCAT(slice_result_, __LINE__), declaration, expression)

@@ -1,4 +1,5 @@
-// Time, sizes and strong ids. Times are integer nanoseconds of CLOCK_MONOTONIC (or virtual time in tests).
+// Time, sizes and strong ids. Times are integer nanoseconds of CLOCK_MONOTONIC (or virtual time in
+// tests).
 #pragma once
 
 #include <compare>
@@ -24,17 +25,17 @@ struct Id {
   friend constexpr auto operator<=>(const Id&, const Id&) = default;
 };
 
-using TenantId = Id<struct TenantTag, uint32_t>;      // one session of one tenant
+using TenantId = Id<struct TenantTag, uint32_t>;  // one session of one tenant
 using TemplateId = Id<struct TemplateTag, uint32_t>;
 using TensorSetId = Id<struct TensorSetTag, uint32_t>;
 using BindingId = Id<struct BindingTag, uint32_t>;
 using InstanceId = Id<struct InstanceTag>;
-using SequenceId = Id<struct SequenceTag>;            // unique in the daemon
+using SequenceId = Id<struct SequenceTag>;  // unique in the daemon
 using TransferId = Id<struct TransferTag>;
-using CommandId = Id<struct CommandTag>;              // a tenant command on managed tensors
+using CommandId = Id<struct CommandTag>;  // a tenant command on managed tensors
 
-using DeviceIndex = uint8_t;   // position in the config's device list
-using DomainIndex = uint8_t;   // position in the list of memory domains
+using DeviceIndex = uint8_t;  // position in the config's device list
+using DomainIndex = uint8_t;  // position in the list of memory domains
 inline constexpr DomainIndex kNoDomain = 0xff;
 inline constexpr DeviceIndex kNoDevice = 0xff;
 inline constexpr int kDevicesMax = 64;  // residency is a 64-bit mask of domains
@@ -45,5 +46,7 @@ enum class ServiceClass : uint8_t { kOnline = 0, kOffline = 1 };
 
 template <typename Tag, typename Rep>
 struct std::hash<::slice::Id<Tag, Rep>> {
-  size_t operator()(const ::slice::Id<Tag, Rep>& id) const noexcept { return std::hash<Rep>{}(id.value); }
+  size_t operator()(const ::slice::Id<Tag, Rep>& id) const noexcept {
+    return std::hash<Rep>{}(id.value);
+  }
 };

@@ -9,8 +9,10 @@ namespace {
 constexpr size_t kRecordHeaderBytes = 8;
 }  // namespace
 
-RecordRing::RecordRing(std::byte* memory, size_t capacity_bytes) : memory_(memory), capacity_(capacity_bytes) {
-  SLICE_CHECK((capacity_bytes & (capacity_bytes - 1)) == 0 && capacity_bytes >= 4096, "ring capacity: power of two");
+RecordRing::RecordRing(std::byte* memory, size_t capacity_bytes)
+    : memory_(memory), capacity_(capacity_bytes) {
+  SLICE_CHECK((capacity_bytes & (capacity_bytes - 1)) == 0 && capacity_bytes >= 4096,
+              "ring capacity: power of two");
   own_head_ = head().load(std::memory_order_acquire);
   own_tail_ = tail().load(std::memory_order_acquire);
 }
@@ -61,14 +63,16 @@ Result<bool> RecordRing::Pop(Record* record) {
     if (available == 0) return false;
     if (available > capacity_ || available < kRecordHeaderBytes) {
       return Error(StatusCode::kProtocol, "ring: %llu bytes announced, capacity is %llu",
-                   static_cast<unsigned long long>(available), static_cast<unsigned long long>(capacity_));
+                   static_cast<unsigned long long>(available),
+                   static_cast<unsigned long long>(capacity_));
     }
     const uint64_t at = own_head_ & (capacity_ - 1);
     uint32_t header[2];
     std::memcpy(header, memory_ + kHeaderBytes + at, sizeof header);
     const uint64_t total = RoundUp(kRecordHeaderBytes + uint64_t{header[1]}, 8);
     if (total > available || total > capacity_ - at) {
-      return Error(StatusCode::kProtocol, "ring: record of %u bytes does not fit in what was announced", header[1]);
+      return Error(StatusCode::kProtocol,
+                   "ring: record of %u bytes does not fit in what was announced", header[1]);
     }
     if (header[0] != kPad) {
       record->type = header[0];

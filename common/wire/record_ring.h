@@ -1,13 +1,15 @@
-// Single-producer single-consumer ring of variable-length records in shared memory, for sliced <-> slice-executor.
+// Single-producer single-consumer ring of variable-length records in shared memory, for sliced <->
+// slice-executor.
 //
 //   0    head  u64  bytes consumed for ever   (consumer writes, release)
 //   64   tail  u64  bytes produced for ever   (producer writes, release)
 //   128  sleeping u32                         (consumer writes)
 //   4096 data, capacity bytes (power of two)
 //
-// A record is {u32 type, u32 payload bytes} + payload, padded to 8; it never wraps: a record of type kPad fills the end.
-// The consumer copies a record out before it looks at it and checks every length against its private head: the other
-// side may be a crashed or hostile process. Not thread-safe: each end belongs to one thread (or one mutex).
+// A record is {u32 type, u32 payload bytes} + payload, padded to 8; it never wraps: a record of
+// type kPad fills the end. The consumer copies a record out before it looks at it and checks every
+// length against its private head: the other side may be a crashed or hostile process. Not
+// thread-safe: each end belongs to one thread (or one mutex).
 #pragma once
 
 #include <atomic>
@@ -30,13 +32,15 @@ class RecordRing {
   // `memory` is MemoryBytes(capacity) long and outlives the ring. Zeroed memory is an empty ring.
   RecordRing(std::byte* memory, size_t capacity_bytes);
 
-  // Producer. False when there is no room; nothing is written then. Payload of at most capacity/4 bytes.
+  // Producer. False when there is no room; nothing is written then. Payload of at most capacity/4
+  // bytes.
   [[nodiscard]] bool Push(uint32_t type, std::span<const std::byte> payload);
   template <typename T>
   [[nodiscard]] bool PushStruct(uint32_t type, const T& value) {
     return Push(type, std::as_bytes(std::span(&value, 1)));
   }
-  // Producer, after pushing: true when the consumer sleeps and must be woken (seq_cst fence inside).
+  // Producer, after pushing: true when the consumer sleeps and must be woken (seq_cst fence
+  // inside).
   [[nodiscard]] bool ConsumerSleeps() const;
 
   // Consumer. kOk + false = empty. kProtocol: the producer broke the format; give the ring up.

@@ -152,7 +152,8 @@ class Sink {
   // One record for the executor's command ring. `wake`: device whose thread must look (kNoDevice:
   // copies and bookkeeping; any device may drain it).
   virtual void ToExecutor(uint32_t type, std::span<const std::byte> payload, DeviceIndex wake) = 0;
-  // All that is due is handed over; the engine goes on with predictions and records. A good moment to wake the executor.
+  // All that is due is handed over; the engine goes on with predictions and records. A good moment
+  // to wake the executor.
   virtual void CommandsReady() {}
   // `text` empty on success.
   virtual void Complete(TenantId tenant, const wire::CompletionSlot& completion,

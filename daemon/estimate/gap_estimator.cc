@@ -1,5 +1,6 @@
-// Gaps between the steps of a sequence: see estimator.h. Quantiles are taken at bucket edges, on the cautious side (p10
-// at the lower edge, p90 at the upper), so a gap is never thought to be safer than it is by more than a quarter octave.
+// Gaps between the steps of a sequence: see estimator.h. Quantiles are taken at bucket edges, on
+// the cautious side (p10 at the lower edge, p90 at the upper), so a gap is never thought to be
+// safer than it is by more than a quarter octave.
 #include <algorithm>
 #include <cmath>
 
@@ -56,7 +57,8 @@ GapEstimator::Gap GapEstimator::Predict(uint64_t service) const {
   if (found == services_.end()) return gap;
   const Histogram& histogram = found->second;
   if (histogram.total + histogram.ends >= kKnown * 0.9f) {
-    gap.continues = static_cast<double>(histogram.total) / static_cast<double>(histogram.total + histogram.ends);
+    gap.continues = static_cast<double>(histogram.total) /
+                    static_cast<double>(histogram.total + histogram.ends);
   }
   if (histogram.total < kKnown * 0.9f) return gap;
   gap.known = true;
@@ -69,7 +71,8 @@ GapEstimator::Gap GapEstimator::Predict(uint64_t service) const {
       gap.p10 = LowerEdge(i);
       low = true;
     }
-    gap.p90 = LowerEdge(i + 1);  // stays at the last filled bucket if rounding keeps the sum below 90 %
+    gap.p90 =
+        LowerEdge(i + 1);  // stays at the last filled bucket if rounding keeps the sum below 90 %
     if (sum >= 0.9f * histogram.total) break;
   }
   return gap;

@@ -1,5 +1,5 @@
-// Operator durations: see estimator.h. The constants of the robust steps come from the bounds that the tests state:
-// one outlier <= 5 %, a step change within 5 % after at most 20 samples.
+// Operator durations: see estimator.h. The constants of the robust steps come from the bounds that
+// the tests state: one outlier <= 5 %, a step change within 5 % after at most 20 samples.
 #include <algorithm>
 #include <cmath>
 
@@ -8,14 +8,15 @@
 namespace slice::estimate {
 namespace {
 
-constexpr double kOverheadNs = 2'000;       // of any op: dispatch, one cache miss chain
-constexpr double kRate = 1.0 / 8;           // of the running mean: 25 % off becomes 1.7 % after 20 samples
-constexpr double kFar = 0.25;               // relative distance from which a sample is a surprise...
-constexpr double kFarNoisy = 0.60;          // ...at most, when the shape itself is noisy
-constexpr double kFeature = 1e-6;           // flops and bytes in millions: keeps the fit well scaled
-constexpr uint32_t kLinearShapes = 3;       // fewer distinct shapes do not carry three weights
-constexpr uint32_t kLinearEvery = 8;        // a shape beyond its first samples feeds the fit only so often
-constexpr double kLinearRange = 4;          // factor around ratio * prior
+constexpr double kOverheadNs = 2'000;  // of any op: dispatch, one cache miss chain
+constexpr double kRate = 1.0 / 8;   // of the running mean: 25 % off becomes 1.7 % after 20 samples
+constexpr double kFar = 0.25;       // relative distance from which a sample is a surprise...
+constexpr double kFarNoisy = 0.60;  // ...at most, when the shape itself is noisy
+constexpr double kFeature = 1e-6;   // flops and bytes in millions: keeps the fit well scaled
+constexpr uint32_t kLinearShapes = 3;  // fewer distinct shapes do not carry three weights
+constexpr uint32_t kLinearEvery =
+    8;                              // a shape beyond its first samples feeds the fit only so often
+constexpr double kLinearRange = 4;  // factor around ratio * prior
 
 uint64_t Mix(uint64_t a, uint64_t b) {
   uint64_t x = a ^ (b + 0x9e3779b97f4a7c15ull + (a << 6) + (a >> 2));
@@ -23,7 +24,9 @@ uint64_t Mix(uint64_t a, uint64_t b) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   return x ^ (x >> 31);
 }
-uint64_t SignatureKey(const OpFeatures& features) { return Mix(features.signature, features.device_kind); }
+uint64_t SignatureKey(const OpFeatures& features) {
+  return Mix(features.signature, features.device_kind);
+}
 uint64_t ShapeKey(const OpFeatures& features) {
   return Mix(static_cast<uint64_t>(features.flops), static_cast<uint64_t>(features.bytes));
 }
@@ -88,8 +91,8 @@ Prediction OpEstimator::Predict(const OpFeatures& features) const {
   }
   prediction.level = Prediction::Level::kLinear;
   prediction.duration = ToDuration(LinearNs(signature->second, features));
-  prediction.spread =
-      static_cast<DurationNs>(static_cast<double>(prediction.duration) * std::min(1.0, signature->second.linear.error));
+  prediction.spread = static_cast<DurationNs>(static_cast<double>(prediction.duration) *
+                                              std::min(1.0, signature->second.linear.error));
   return prediction;
 }
 
@@ -109,9 +112,10 @@ void OpEstimator::Observe(const OpFeatures& features, DurationNs duration) {
   Exact& exact = signature.shapes[shape_key];
   exact.last_use = clock_;
   const bool stepped = ObserveExact(&exact, sample);
-  // The fit learns from what the shape has settled on, so that an outlier never reaches it; and not from every repeat of
-  // one shape, which would make it forget the others.
-  if (stepped || exact.samples <= kWarm || exact.samples % kLinearEvery == 0) ObserveLinear(&signature, features, exact.mean);
+  // The fit learns from what the shape has settled on, so that an outlier never reaches it; and not
+  // from every repeat of one shape, which would make it forget the others.
+  if (stepped || exact.samples <= kWarm || exact.samples % kLinearEvery == 0)
+    ObserveLinear(&signature, features, exact.mean);
 }
 
 bool OpEstimator::ObserveExact(Exact* exact, double sample) {
@@ -127,7 +131,8 @@ bool OpEstimator::ObserveExact(Exact* exact, double sample) {
     return false;
   }
   const double residual = sample - exact->mean;
-  const double far = exact->mean * std::min(kFarNoisy, std::max(kFar, 4 * exact->deviation / exact->mean));
+  const double far =
+      exact->mean * std::min(kFarNoisy, std::max(kFar, 4 * exact->deviation / exact->mean));
   if (std::abs(residual) > far) {
     const int32_t side = residual > 0 ? 1 : -1;
     exact->surprises = exact->surprises * side > 0 ? exact->surprises + side : side;
@@ -161,7 +166,8 @@ void OpEstimator::ObserveLinear(Signature* signature, const OpFeatures& features
   linear.ratio *= std::exp(std::clamp(0.25 * std::log(ratio / linear.ratio), -0.2, 0.2));
   const double predicted = LinearNs(*signature, features);
   linear.error += 0.1 * (std::min(1.0, std::abs(sample - predicted) / sample) - linear.error);
-  linear.fit.Observe({1, Positive(features.flops) * kFeature, Positive(features.bytes) * kFeature}, sample);
+  linear.fit.Observe({1, Positive(features.flops) * kFeature, Positive(features.bytes) * kFeature},
+                     sample);
 }
 
 }  // namespace slice::estimate

@@ -1,9 +1,11 @@
-// A line (plane) through noisy samples, updated one by one: recursive least squares with relative weights, forgetting,
-// clipped residuals, and a restart after a step change. Inside of OpEstimator and TransferEstimator.
+// A line (plane) through noisy samples, updated one by one: recursive least squares with relative
+// weights, forgetting, clipped residuals, and a restart after a step change. Inside of OpEstimator
+// and TransferEstimator.
 //
-// Relative: both sides are divided by the sample, so that a 10 us and a 10 ms sample count alike. Clipped: once warm, a
-// sample is believed up to kClip away from the prediction; kSurprisesMax in a row farther off on one side restart the fit
-// from there. Bounded: forgetting never makes a weight less certain than it was at the (re)start.
+// Relative: both sides are divided by the sample, so that a 10 us and a 10 ms sample count alike.
+// Clipped: once warm, a sample is believed up to kClip away from the prediction; kSurprisesMax in a
+// row farther off on one side restart the fit from there. Bounded: forgetting never makes a weight
+// less certain than it was at the (re)start.
 #pragma once
 
 #include <algorithm>
@@ -20,14 +22,14 @@ class RecursiveFit {
   static constexpr double kClip = 0.2;
   static constexpr uint32_t kWarm = 8;
   static constexpr int32_t kSurprisesMax = 5;
-  static constexpr double kNoise = 1.0 / 400;     // variance of a sample: 5 %
-  static constexpr double kForget = 0.98;         // a memory of about 50 samples
+  static constexpr double kNoise = 1.0 / 400;  // variance of a sample: 5 %
+  static constexpr double kForget = 0.98;      // a memory of about 50 samples
 
   RecursiveFit() = default;
   explicit RecursiveFit(const std::array<double, N>& start) : weights(start) {}
 
   std::array<double, N> weights{};
-  uint32_t samples = 0;                           // since the (re)start
+  uint32_t samples = 0;  // since the (re)start
 
   double Value(const std::array<double, N>& x) const {
     double value = 0;
@@ -56,7 +58,8 @@ class RecursiveFit {
   }
 
  private:
-  // As uncertain as if each weight alone might explain the sample twice over. What the weights say stays: a start.
+  // As uncertain as if each weight alone might explain the sample twice over. What the weights say
+  // stays: a start.
   void Restart(const std::array<double, N>& x, double target) {
     surprises_ = 0;
     covariance_ = {};

@@ -8,20 +8,23 @@
 namespace slice::sched {
 namespace {
 
-void PlaceAll(std::span<const sim::OpIndex> batch, DeviceIndex device, std::vector<sim::Placement>* placements) {
+void PlaceAll(std::span<const sim::OpIndex> batch, DeviceIndex device,
+              std::vector<sim::Placement>* placements) {
   placements->clear();
   for (const sim::OpIndex op : batch) placements->push_back({op, device, 0});
 }
 
 }  // namespace
 
-Decision FifoPolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex home) {
+Decision FifoPolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                            DeviceIndex home) {
   const BatchDevices allowed = DevicesFor(snapshot, batch);
   if (allowed.op_count == 0) return Nowhere(snapshot);
   batch = batch.first(allowed.op_count);
   QueuedWork(snapshot, &queued_);
   // Earliest free; among equals where least has to be moved, then home, then the lower index.
-  auto best = std::make_tuple(std::numeric_limits<DurationNs>::max(), int64_t{0}, false, DeviceIndex{0});
+  auto best =
+      std::make_tuple(std::numeric_limits<DurationNs>::max(), int64_t{0}, false, DeviceIndex{0});
   Decision decision;
   for (uint64_t left = allowed.devices; left != 0; left &= left - 1) {
     const auto device = static_cast<DeviceIndex>(std::countr_zero(left));
@@ -38,7 +41,8 @@ Decision FifoPolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::
   decision.device = std::get<3>(best);
   decision.op_count = allowed.op_count;
   PlaceAll(batch, decision.device, &placements_);
-  simulator_->Run(snapshot, placements_, sim::Rules{RespectsSlices(), ClassesOrderQueues()}, &timeline_);
+  simulator_->Run(snapshot, placements_, sim::Rules{RespectsSlices(), ClassesOrderQueues()},
+                  &timeline_);
   decision.predicted_finish =
       BatchFinish(snapshot, batch, timeline_, snapshot.now + simulator_->options().horizon);
   for (CandidateScore& score : decision.candidates) {
@@ -47,7 +51,8 @@ Decision FifoPolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::
   return decision;
 }
 
-Decision PriorityPolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex home) {
+Decision PriorityPolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                                DeviceIndex home) {
   const BatchDevices allowed = DevicesFor(snapshot, batch);
   if (allowed.op_count == 0) return Nowhere(snapshot);
   batch = batch.first(allowed.op_count);
@@ -56,13 +61,16 @@ Decision PriorityPolicy::Decide(const sim::Snapshot& snapshot, std::span<const s
   for (uint64_t left = allowed.devices; left != 0; left &= left - 1) {
     const auto device = static_cast<DeviceIndex>(std::countr_zero(left));
     PlaceAll(batch, device, &placements_);
-    simulator_->Run(snapshot, placements_, sim::Rules{RespectsSlices(), ClassesOrderQueues()}, &timeline_);
+    simulator_->Run(snapshot, placements_, sim::Rules{RespectsSlices(), ClassesOrderQueues()},
+                    &timeline_);
     CandidateScore score;
     score.device = device;
     score.feasible = timeline_.memory_feasible;
     score.bytes_moved = timeline_.bytes_moved;
-    score.batch_finish = BatchFinish(snapshot, batch, timeline_, snapshot.now + simulator_->options().horizon);
-    best = std::min(best, std::make_tuple(!score.feasible, score.batch_finish, device != home, device));
+    score.batch_finish =
+        BatchFinish(snapshot, batch, timeline_, snapshot.now + simulator_->options().horizon);
+    best = std::min(best,
+                    std::make_tuple(!score.feasible, score.batch_finish, device != home, device));
     decision.candidates.push_back(score);
   }
   decision.placed = true;

@@ -20,13 +20,14 @@ struct BatchDevices {
 };
 BatchDevices DevicesFor(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch);
 
-// Bytes that the batch reads and that are not in the device's memory yet; `managed_bytes`: the part that moves for good.
-int64_t BytesToMove(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex device,
-                    int64_t* managed_bytes);
+// Bytes that the batch reads and that are not in the device's memory yet; `managed_bytes`: the part
+// that moves for good.
+int64_t BytesToMove(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                    DeviceIndex device, int64_t* managed_bytes);
 
 // Finish of the batch in the timeline; past the horizon, the horizon plus what is left of it.
-TimeNs BatchFinish(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, const sim::Timeline& timeline,
-                   TimeNs horizon_end);
+TimeNs BatchFinish(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                   const sim::Timeline& timeline, TimeNs horizon_end);
 
 // Work that is placed on each device and not finished, in ns from now.
 void QueuedWork(const sim::Snapshot& snapshot, std::vector<DurationNs>* by_device);
@@ -42,7 +43,8 @@ class SlicePolicy : public Policy {
       : name_(name), admits_offline_(admits_offline), simulator_(simulator) {}
   std::string_view name() const override { return name_; }
   OrderKey Key(const WorkItem& item, TimeNs now) const override { return SlackFirstKey(item, now); }
-  Decision Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex home) override;
+  Decision Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                  DeviceIndex home) override;
   bool Admits(ServiceClass service_class) const override {
     return admits_offline_ || service_class == ServiceClass::kOnline;
   }
@@ -50,18 +52,19 @@ class SlicePolicy : public Policy {
   bool ClassesOrderQueues() const override { return true; }
 
  private:
-  struct Outcome {               // of one simulated candidate, before bucketing
+  struct Outcome {  // of one simulated candidate, before bucketing
     CandidateScore score;
-    int64_t lateness = 0;        // ns, summed over online sequences
-    int64_t online_finish = 0;   // ns from now, summed over online instances
-    DurationNs finish_after = 0; // of the batch, from now, with the price of moving
+    int64_t lateness = 0;         // ns, summed over online sequences
+    int64_t online_finish = 0;    // ns from now, summed over online instances
+    DurationNs finish_after = 0;  // of the batch, from now, with the price of moving
     TimeNs retry_at = kNever;
   };
-  uint64_t Prune(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, uint64_t devices,
-                 DeviceIndex home) const;
-  Outcome Simulate(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex device,
-                   TimeNs earliest);
-  TimeNs SliceOpening(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, uint64_t devices);
+  uint64_t Prune(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                 uint64_t devices, DeviceIndex home) const;
+  Outcome Simulate(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                   DeviceIndex device, TimeNs earliest);
+  TimeNs SliceOpening(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                      uint64_t devices);
   void CountSequences(const sim::Snapshot& snapshot);
   void Bucket(const sim::Snapshot& snapshot);
   static bool Better(const CandidateScore& a, const CandidateScore& b, DeviceIndex home);
@@ -75,18 +78,19 @@ class SlicePolicy : public Policy {
   std::vector<Outcome> outcomes_;
   std::vector<DurationNs> queued_;
   std::vector<std::pair<TimeNs, TimeNs>> busy_;
-  std::vector<DeviceIndex> last_device_;                // by instance
-  std::array<int32_t, kDevicesMax> sequences_on_{};     // by device
+  std::vector<DeviceIndex> last_device_;             // by instance
+  std::array<int32_t, kDevicesMax> sequences_on_{};  // by device
 };
 
-// Baselines that take one look: `fifo` (earliest-free device, arrival order across classes) and `priority` (earliest
-// finish, slice's order, no gap rule).
+// Baselines that take one look: `fifo` (earliest-free device, arrival order across classes) and
+// `priority` (earliest finish, slice's order, no gap rule).
 class FifoPolicy : public Policy {
  public:
   explicit FifoPolicy(sim::Simulator* simulator) : simulator_(simulator) {}
   std::string_view name() const override { return "fifo"; }
   OrderKey Key(const WorkItem& item, TimeNs) const override { return ArrivalKey(item); }
-  Decision Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex home) override;
+  Decision Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                  DeviceIndex home) override;
   bool Admits(ServiceClass) const override { return true; }
   bool RespectsSlices() const override { return false; }
   bool ClassesOrderQueues() const override { return false; }
@@ -103,7 +107,8 @@ class PriorityPolicy : public Policy {
   explicit PriorityPolicy(sim::Simulator* simulator) : simulator_(simulator) {}
   std::string_view name() const override { return "priority"; }
   OrderKey Key(const WorkItem& item, TimeNs now) const override { return SlackFirstKey(item, now); }
-  Decision Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex home) override;
+  Decision Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                  DeviceIndex home) override;
   bool Admits(ServiceClass) const override { return true; }
   bool RespectsSlices() const override { return false; }
   bool ClassesOrderQueues() const override { return true; }

@@ -18,7 +18,8 @@ Result<std::unique_ptr<Policy>> MakePolicy(std::string_view name, sim::Simulator
   } else if (name == "priority") {
     policy = std::make_unique<PriorityPolicy>(simulator);
   } else {
-    return Error(StatusCode::kInvalid, "policy '%.*s' is unknown: use slice, fifo, online-only or priority",
+    return Error(StatusCode::kInvalid,
+                 "policy '%.*s' is unknown: use slice, fifo, online-only or priority",
                  static_cast<int>(std::min<size_t>(name.size(), 64)), name.data());
   }
   return policy;
@@ -37,8 +38,8 @@ BatchDevices DevicesFor(const sim::Snapshot& snapshot, std::span<const sim::OpIn
   return result;
 }
 
-int64_t BytesToMove(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex device,
-                    int64_t* managed_bytes) {
+int64_t BytesToMove(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                    DeviceIndex device, int64_t* managed_bytes) {
   const uint64_t here = uint64_t{1} << snapshot.devices[device].domain;
   int64_t bytes = 0;
   *managed_bytes = 0;
@@ -54,8 +55,8 @@ int64_t BytesToMove(const sim::Snapshot& snapshot, std::span<const sim::OpIndex>
   return bytes;
 }
 
-TimeNs BatchFinish(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, const sim::Timeline& timeline,
-                   TimeNs horizon_end) {
+TimeNs BatchFinish(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                   const sim::Timeline& timeline, TimeNs horizon_end) {
   TimeNs finish = 0;
   DurationNs left = 0;
   for (const sim::OpIndex op : batch) {
@@ -76,7 +77,8 @@ void QueuedWork(const sim::Snapshot& snapshot, std::vector<DurationNs>* by_devic
   for (sim::OpIndex i = 0; i < snapshot.ops.size(); ++i) {
     const sim::SnapOp& op = snapshot.ops[i];
     if (op.state != sim::OpState::kPlaced && op.state != sim::OpState::kIssued) continue;
-    if (op.device < by_device->size()) (*by_device)[op.device] += sim::OpDuration(snapshot, i, op.device);
+    if (op.device < by_device->size())
+      (*by_device)[op.device] += sim::OpDuration(snapshot, i, op.device);
   }
 }
 

@@ -1,6 +1,7 @@
 // Placement policies: which op batch goes where, given a snapshot. PURE.
 //
-// One interface, switchable at run time. The engine asks Decide() once per op batch in a round; it commits what comes back.
+// One interface, switchable at run time. The engine asks Decide() once per op batch in a round; it
+// commits what comes back.
 #pragma once
 
 #include <cstdint>
@@ -16,34 +17,36 @@
 
 namespace slice::sched {
 
-// Heap key of unscheduled ops (scheduling.md section 4): class; priority; feasible-if-run-alone before already late; slack
-// in 1 ms buckets; arrival; sequence of creation.
+// Heap key of unscheduled ops (scheduling.md section 4): class; priority; feasible-if-run-alone
+// before already late; slack in 1 ms buckets; arrival; sequence of creation.
 struct OrderKey {
   ServiceClass service_class = ServiceClass::kOffline;
   int32_t priority = 0;
   bool late = false;
-  int64_t slack_bucket = 0;    // of the latest start that meets the deadline: keys of different `now` compare
+  int64_t slack_bucket =
+      0;  // of the latest start that meets the deadline: keys of different `now` compare
   TimeNs arrival = 0;
   uint64_t creation = 0;
 };
-struct WorkItem {              // what a policy may order by
+struct WorkItem {  // what a policy may order by
   ServiceClass service_class = ServiceClass::kOffline;
   int32_t priority = 0;
-  TimeNs arrival = 0;          // of the sequence
+  TimeNs arrival = 0;  // of the sequence
   TimeNs deadline = kNever;
-  DurationNs work_left = 0;    // predicted, run alone
-  uint64_t creation = 0;       // engine's counter: ties
+  DurationNs work_left = 0;  // predicted, run alone
+  uint64_t creation = 0;     // engine's counter: ties
 };
 
-struct CandidateScore {        // what slicectl explain shows; levels compared in order (scheduling.md section 5)
+struct CandidateScore {  // what slicectl explain shows; levels compared in order (scheduling.md
+                         // section 5)
   bool defer = false;
   DeviceIndex device = kNoDevice;
   bool feasible = true;
-  int64_t lateness_bucket = 0;       // summed lateness of online sequences, 1 ms buckets
-  int64_t online_added_bucket = 0;   // added online finish time, 1 % buckets
-  int64_t batch_finish_bucket = 0;   // 1 % buckets
+  int64_t lateness_bucket = 0;      // summed lateness of online sequences, 1 ms buckets
+  int64_t online_added_bucket = 0;  // added online finish time, 1 % buckets
+  int64_t batch_finish_bucket = 0;  // 1 % buckets
   int64_t bytes_moved = 0;
-  int64_t balance = 0;               // queued nanoseconds on the device, 1 ms buckets
+  int64_t balance = 0;  // queued nanoseconds on the device, 1 ms buckets
   TimeNs batch_finish = kNever;
 };
 
@@ -61,11 +64,14 @@ class Policy {
   virtual ~Policy() = default;
   virtual std::string_view name() const = 0;
   virtual OrderKey Key(const WorkItem& item, TimeNs now) const = 0;
-  // `batch`: connected unscheduled ops of one instance in `snapshot`, in topological order. `home`: the tenant's home.
-  virtual Decision Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex home) = 0;
+  // `batch`: connected unscheduled ops of one instance in `snapshot`, in topological order. `home`:
+  // the tenant's home.
+  virtual Decision Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                          DeviceIndex home) = 0;
   // Whether submits of this class are taken at all now (online-only parks offline work).
   virtual bool Admits(ServiceClass service_class) const = 0;
-  // Whether offline ops obey the slice rule (phantoms, windows, online-hosting devices) under this policy.
+  // Whether offline ops obey the slice rule (phantoms, windows, online-hosting devices) under this
+  // policy.
   virtual bool RespectsSlices() const = 0;
   // Whether classes order the executor's queues (false: arrival order across classes, as `fifo`).
   virtual bool ClassesOrderQueues() const = 0;

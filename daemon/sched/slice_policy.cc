@@ -1,5 +1,6 @@
-// The policy of the paper: every candidate, deferral too, is simulated over the live window; the outcomes are compared
-// level by level in buckets (scheduling.md section 5), so that noise in the predictions moves nothing.
+// The policy of the paper: every candidate, deferral too, is simulated over the live window; the
+// outcomes are compared level by level in buckets (scheduling.md section 5), so that noise in the
+// predictions moves nothing.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -10,10 +11,11 @@
 namespace slice::sched {
 namespace {
 
-constexpr int kCandidatesMax = 4;              // beside home
+constexpr int kCandidatesMax = 4;  // beside home
 constexpr DurationNs kDeferMin = 100 * kMicrosecond;
 constexpr DurationNs kDeferMax = 100 * kMillisecond;
-// Moving state for good must pay by more than the predictions' noise: its finish counts as 1/20 later.
+// Moving state for good must pay by more than the predictions' noise: its finish counts as 1/20
+// later.
 constexpr int64_t kMoveHysteresis = 20;
 
 // Whole percents above the best. Floor: less than 1 % is no difference.
@@ -35,7 +37,8 @@ bool OnlineAround(const sim::Snapshot& snapshot) {
 
 }  // namespace
 
-Decision SlicePolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, DeviceIndex home) {
+Decision SlicePolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                             DeviceIndex home) {
   const BatchDevices allowed = DevicesFor(snapshot, batch);
   if (allowed.op_count == 0) return Nowhere(snapshot);
   batch = batch.first(allowed.op_count);
@@ -44,7 +47,8 @@ Decision SlicePolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim:
 
   outcomes_.clear();
   for (uint64_t left = devices; left != 0; left &= left - 1) {
-    outcomes_.push_back(Simulate(snapshot, batch, static_cast<DeviceIndex>(std::countr_zero(left)), 0));
+    outcomes_.push_back(
+        Simulate(snapshot, batch, static_cast<DeviceIndex>(std::countr_zero(left)), 0));
   }
   if (offline && OnlineAround(snapshot)) {
     const TimeNs opening = SliceOpening(snapshot, batch, allowed.devices);
@@ -52,8 +56,9 @@ Decision SlicePolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim:
   }
   if (outcomes_.size() > 1) {
     Bucket(snapshot);
-    std::sort(outcomes_.begin(), outcomes_.end(),
-              [home](const Outcome& a, const Outcome& b) { return Better(a.score, b.score, home); });
+    std::sort(outcomes_.begin(), outcomes_.end(), [home](const Outcome& a, const Outcome& b) {
+      return Better(a.score, b.score, home);
+    });
   }
   // Where nothing fits, home does: its reservation holds whatever runs there.
   size_t chosen = 0;
@@ -74,17 +79,19 @@ Decision SlicePolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim:
   return decision;
 }
 
-// Long offline ops keep off devices with online tenants; beyond that, the few devices with the least lower bound of
-// (free, bytes moved) + work. Home always stays.
-uint64_t SlicePolicy::Prune(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch, uint64_t devices,
-                            DeviceIndex home) const {
-  if (snapshot.ops[batch[0]].service_class == ServiceClass::kOffline && snapshot.offline_op_max != kNever) {
+// Long offline ops keep off devices with online tenants; beyond that, the few devices with the
+// least lower bound of (free, bytes moved) + work. Home always stays.
+uint64_t SlicePolicy::Prune(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                            uint64_t devices, DeviceIndex home) const {
+  if (snapshot.ops[batch[0]].service_class == ServiceClass::kOffline &&
+      snapshot.offline_op_max != kNever) {
     uint64_t quiet = devices;
     for (uint64_t left = devices; left != 0; left &= left - 1) {
       const auto device = static_cast<DeviceIndex>(std::countr_zero(left));
       if (!snapshot.devices[device].hosts_online) continue;
       for (const sim::OpIndex op : batch) {
-        if (sim::OpDuration(snapshot, op, device) > snapshot.offline_op_max) quiet &= ~(uint64_t{1} << device);
+        if (sim::OpDuration(snapshot, op, device) > snapshot.offline_op_max)
+          quiet &= ~(uint64_t{1} << device);
       }
     }
     if (quiet != 0) devices = quiet;
@@ -100,12 +107,14 @@ uint64_t SlicePolicy::Prune(const sim::Snapshot& snapshot, std::span<const sim::
     DurationNs copy = 0;
     if (bytes > 0) {
       const DomainIndex here = snapshot.devices[device].domain;
-      const DomainIndex there = home < snapshot.devices.size() ? snapshot.devices[home].domain : here;
+      const DomainIndex there =
+          home < snapshot.devices.size() ? snapshot.devices[home].domain : here;
       copy = simulator_->transfers().Predict(there, here, bytes);
     }
     DurationNs work = 0;
     for (const sim::OpIndex op : batch) work += sim::OpDuration(snapshot, op, device);
-    bounds[count++] = {std::max(snapshot.devices[device].free_at - snapshot.now, copy) + work, device};
+    bounds[count++] = {std::max(snapshot.devices[device].free_at - snapshot.now, copy) + work,
+                       device};
   }
   std::sort(bounds.begin(), bounds.begin() + static_cast<std::ptrdiff_t>(count));
   uint64_t kept = home < kDevicesMax ? devices & (uint64_t{1} << home) : 0;
@@ -113,9 +122,11 @@ uint64_t SlicePolicy::Prune(const sim::Snapshot& snapshot, std::span<const sim::
   return kept;
 }
 
-// `device` kNoDevice: the rollout chooses, not before `earliest`; that is what a deferral is scored by.
-SlicePolicy::Outcome SlicePolicy::Simulate(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
-                                           DeviceIndex device, TimeNs earliest) {
+// `device` kNoDevice: the rollout chooses, not before `earliest`; that is what a deferral is scored
+// by.
+SlicePolicy::Outcome SlicePolicy::Simulate(const sim::Snapshot& snapshot,
+                                           std::span<const sim::OpIndex> batch, DeviceIndex device,
+                                           TimeNs earliest) {
   placements_.clear();
   for (const sim::OpIndex op : batch) placements_.push_back({op, device, earliest});
   simulator_->Run(snapshot, placements_, &timeline_);
@@ -133,9 +144,10 @@ SlicePolicy::Outcome SlicePolicy::Simulate(const sim::Snapshot& snapshot, std::s
   if (device != kNoDevice) BytesToMove(snapshot, batch, device, &managed);
   if (managed > 0) outcome.finish_after += outcome.finish_after / kMoveHysteresis;
 
-  // Where an online step runs decides where the rest of its sequence will: sequences on one device share its time. A move
-  // is paid once, sharing every step, so an online batch looks to the ends of sequences. Offline work never changes who
-  // shares with whom; for it the steps in the window are the finer measure.
+  // Where an online step runs decides where the rest of its sequence will: sequences on one device
+  // share its time. A move is paid once, sharing every step, so an online batch looks to the ends
+  // of sequences. Offline work never changes who shares with whom; for it the steps in the window
+  // are the finer measure.
   const bool whole = snapshot.ops[batch[0]].service_class == ServiceClass::kOnline;
   if (whole) CountSequences(snapshot);
   for (size_t i = 0; i < snapshot.instances.size(); ++i) {
@@ -152,26 +164,32 @@ SlicePolicy::Outcome SlicePolicy::Simulate(const sim::Snapshot& snapshot, std::s
   return outcome;
 }
 
-// Online sequences that go on after their step of the window, by the device where it ends in `timeline_`.
+// Online sequences that go on after their step of the window, by the device where it ends in
+// `timeline_`.
 void SlicePolicy::CountSequences(const sim::Snapshot& snapshot) {
   last_device_.assign(snapshot.instances.size(), kNoDevice);
   sequences_on_.fill(0);
   for (sim::OpIndex i = 0; i < snapshot.ops.size(); ++i) {
     const sim::SnapOp& op = snapshot.ops[i];
-    if (op.service_class != ServiceClass::kOnline || op.instance >= snapshot.instances.size()) continue;
-    if (timeline_.finish[i] == timeline_.instance_finish[op.instance]) last_device_[op.instance] = timeline_.device[i];
+    if (op.service_class != ServiceClass::kOnline || op.instance >= snapshot.instances.size())
+      continue;
+    if (timeline_.finish[i] == timeline_.instance_finish[op.instance])
+      last_device_[op.instance] = timeline_.device[i];
   }
   for (size_t i = 0; i < snapshot.instances.size(); ++i) {
-    if (last_device_[i] != kNoDevice && snapshot.instances[i].rest_of_sequence > 0) ++sequences_on_[last_device_[i]];
+    if (last_device_[i] != kNoDevice && snapshot.instances[i].rest_of_sequence > 0)
+      ++sequences_on_[last_device_[i]];
   }
   for (size_t i = 0; i < snapshot.devices.size(); ++i) {
-    if (snapshot.devices[i].phantom_until > snapshot.now) ++sequences_on_[i];  // one more between two steps
+    if (snapshot.devices[i].phantom_until > snapshot.now)
+      ++sequences_on_[i];  // one more between two steps
     sequences_on_[i] = std::max(sequences_on_[i], 1);
   }
 }
 
-// When the batch's first op could first run on an allowed device without touching online work: the first gap in the
-// online ops of a timeline without the batch that holds it. kNever if a device is open now.
+// When the batch's first op could first run on an allowed device without touching online work: the
+// first gap in the online ops of a timeline without the batch that holds it. kNever if a device is
+// open now.
 TimeNs SlicePolicy::SliceOpening(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
                                  uint64_t devices) {
   placements_.clear();
@@ -184,7 +202,8 @@ TimeNs SlicePolicy::SliceOpening(const sim::Snapshot& snapshot, std::span<const 
     const sim::SnapDevice& from = snapshot.devices[device];
     busy_.clear();
     if (from.free_at > snapshot.now) busy_.emplace_back(snapshot.now, from.free_at);
-    if (from.phantom_until > snapshot.now) busy_.emplace_back(from.phantom_from, from.phantom_until);
+    if (from.phantom_until > snapshot.now)
+      busy_.emplace_back(from.phantom_from, from.phantom_until);
     for (sim::OpIndex i = 0; i < snapshot.ops.size(); ++i) {
       const sim::SnapOp& op = snapshot.ops[i];
       if (op.service_class != ServiceClass::kOnline || timeline_.device[i] != device) continue;
@@ -229,10 +248,12 @@ void SlicePolicy::Bucket(const sim::Snapshot& snapshot) {
 }
 
 bool SlicePolicy::Better(const CandidateScore& a, const CandidateScore& b, DeviceIndex home) {
-  return std::make_tuple(!a.feasible, a.lateness_bucket, a.online_added_bucket, a.batch_finish_bucket, a.bytes_moved,
-                         a.defer, a.balance, a.device != home, a.device) <
-         std::make_tuple(!b.feasible, b.lateness_bucket, b.online_added_bucket, b.batch_finish_bucket, b.bytes_moved,
-                         b.defer, b.balance, b.device != home, b.device);
+  return std::make_tuple(!a.feasible, a.lateness_bucket, a.online_added_bucket,
+                         a.batch_finish_bucket, a.bytes_moved, a.defer, a.balance, a.device != home,
+                         a.device) < std::make_tuple(!b.feasible, b.lateness_bucket,
+                                                     b.online_added_bucket, b.batch_finish_bucket,
+                                                     b.bytes_moved, b.defer, b.balance,
+                                                     b.device != home, b.device);
 }
 
 }  // namespace slice::sched

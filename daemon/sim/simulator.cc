@@ -17,22 +17,28 @@ DurationNs OpDuration(const Snapshot& snapshot, OpIndex op, DeviceIndex device) 
   const DurationNs base = snapshot.ops[op].duration;
   const uint8_t kind = snapshot.devices[device].kind;
   if (kind >= snapshot.kind_scale.size()) return std::max<DurationNs>(1, base);
-  return std::max<DurationNs>(1, std::llround(static_cast<double>(base) * snapshot.kind_scale[kind]));
+  return std::max<DurationNs>(1,
+                              std::llround(static_cast<double>(base) * snapshot.kind_scale[kind]));
 }
 
 Simulator::Simulator(const estimate::TransferEstimator& transfers, Options options)
-    : transfers_(transfers), options_(options), core_(std::make_unique<Core>(transfers_, options_)) {}
+    : transfers_(transfers),
+      options_(options),
+      core_(std::make_unique<Core>(transfers_, options_)) {}
 Simulator::~Simulator() = default;
 
-void Simulator::Run(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules, Timeline* out) {
+void Simulator::Run(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules,
+                    Timeline* out) {
   core_->Run(snapshot, batch, rules, out);
 }
 
-void Simulator::Core::Run(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules, Timeline* out) {
+void Simulator::Core::Run(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules,
+                          Timeline* out) {
   snapshot_ = &snapshot;
   out_ = out;
   rules_ = rules;
-  rules_.slices = rules.slices && rules.classes;  // without classes there is nobody to leave the gap to
+  rules_.slices =
+      rules.slices && rules.classes;  // without classes there is nobody to leave the gap to
   now_ = snapshot.now;
   end_ = now_ > kNever - options_.horizon ? kNever : now_ + options_.horizon;
   Load(batch);
@@ -40,7 +46,8 @@ void Simulator::Core::Run(const Snapshot& snapshot, std::span<const Placement> b
   for (;;) {
     ReleaseAll();
     if (admit_) AdmitTransfers();
-    for (uint64_t look = look_; look != 0; look &= look - 1) StartOn(static_cast<DeviceIndex>(std::countr_zero(look)));
+    for (uint64_t look = look_; look != 0; look &= look - 1)
+      StartOn(static_cast<DeviceIndex>(std::countr_zero(look)));
     look_ = 0;
     TimeNs next = timers_.empty() ? kNever : timers_.front().at;
     for (const TimeNs at : slot_) next = std::min(next, at);
@@ -73,15 +80,18 @@ void Simulator::Core::Load(std::span<const Placement> batch) {
     tensor.resident = from.resident;
     tensor.incoming = 0;
     tensor.consumers = from.consumers;
-    tensor.transient = !from.managed && !from.pinned && (from.instance != kNone || from.resident == 0);
+    tensor.transient =
+        !from.managed && !from.pinned && (from.instance != kNone || from.resident == 0);
     tensor.held = 0;
     if (tensor.transient && from.resident != 0) {
-      const uint64_t reserved = from.instance < s.instances.size() ? s.instances[from.instance].reserved_domains : 0;
+      const uint64_t reserved =
+          from.instance < s.instances.size() ? s.instances[from.instance].reserved_domains : 0;
       tensor.held = from.resident & ~reserved;
     }
   }
   domains_.resize(s.domains.size());
-  for (size_t i = 0; i < s.domains.size(); ++i) domains_[i] = {s.domains[i].free_bytes, {kNone, kNone}, {kNone, kNone}};
+  for (size_t i = 0; i < s.domains.size(); ++i)
+    domains_[i] = {s.domains[i].free_bytes, {kNone, kNone}, {kNone, kNone}};
   instance_ops_.assign(s.instances.size(), 0);
   intents_.clear();
   waiting_.clear();
@@ -95,7 +105,8 @@ void Simulator::Core::Load(std::span<const Placement> batch) {
   ops_.resize(op_count);
   for (size_t i = 0; i < op_count; ++i) {
     const SnapOp& from = s.ops[i];
-    ops_[i] = {from.earliest, from.pending, 0, from.state == OpState::kUnscheduled ? kNoDevice : from.device,
+    ops_[i] = {from.earliest, from.pending, 0,
+               from.state == OpState::kUnscheduled ? kNoDevice : from.device,
                from.service_class == ServiceClass::kOnline};
     if (from.instance < instance_ops_.size()) ++instance_ops_[from.instance];
   }
@@ -152,8 +163,9 @@ void Simulator::Core::LoadTransfers() {
     }
   }
   if (rules_.classes) {
-    std::stable_sort(waiting_.begin(), waiting_.end(),
-                     [this](uint32_t a, uint32_t b) { return intents_[a].service_class < intents_[b].service_class; });
+    std::stable_sort(waiting_.begin(), waiting_.end(), [this](uint32_t a, uint32_t b) {
+      return intents_[a].service_class < intents_[b].service_class;
+    });
   }
 }
 
@@ -172,7 +184,8 @@ void Simulator::Core::Advance() {
   }
   while (!timers_.empty() && timers_.front().at <= now_) {
     const uint32_t what = timers_.front().what;
-    std::pop_heap(timers_.begin(), timers_.end(), [](const Timer& a, const Timer& b) { return a.at > b.at; });
+    std::pop_heap(timers_.begin(), timers_.end(),
+                  [](const Timer& a, const Timer& b) { return a.at > b.at; });
     timers_.pop_back();
     if ((what & kPhantomTimer) != 0) {
       look_ |= Bit(what & ~kPhantomTimer);
@@ -184,7 +197,8 @@ void Simulator::Core::Advance() {
 
 void Simulator::Core::AddTimer(TimeNs at, uint32_t what) {
   timers_.push_back({at, what});
-  std::push_heap(timers_.begin(), timers_.end(), [](const Timer& a, const Timer& b) { return a.at > b.at; });
+  std::push_heap(timers_.begin(), timers_.end(),
+                 [](const Timer& a, const Timer& b) { return a.at > b.at; });
 }
 
 void Simulator::Core::PredecessorsDone(OpIndex op) {
@@ -232,14 +246,16 @@ void Simulator::Core::Release(OpIndex index) {
   if (op.missing == 0) Enqueue(index);
 }
 
-// Earliest finish among the allowed devices: behind what is queued there and would run before it, and behind the copies
-// that it needs (one after the other: they share the receive side). Ties: lower device.
+// Earliest finish among the allowed devices: behind what is queued there and would run before it,
+// and behind the copies that it needs (one after the other: they share the receive side). Ties:
+// lower device.
 DeviceIndex Simulator::Core::Rollout(OpIndex index) const {
   const Snapshot& s = *snapshot_;
   const SnapOp& op = s.ops[index];
   DeviceIndex best = kNoDevice;
   TimeNs best_finish = kNever;
-  const uint64_t existing = devices_.size() >= 64 ? ~uint64_t{0} : Bit(static_cast<uint32_t>(devices_.size())) - 1;
+  const uint64_t existing =
+      devices_.size() >= 64 ? ~uint64_t{0} : Bit(static_cast<uint32_t>(devices_.size())) - 1;
   for (uint64_t left = op.allowed_devices & existing; left != 0; left &= left - 1) {
     const auto candidate = static_cast<DeviceIndex>(std::countr_zero(left));
     const Device& device = devices_[candidate];
@@ -273,7 +289,8 @@ DeviceIndex Simulator::Core::Rollout(OpIndex index) const {
 
 // ---- transfers ----
 
-DurationNs Simulator::Core::CopyTime(DomainIndex source, DomainIndex destination, TensorIndex tensor) const {
+DurationNs Simulator::Core::CopyTime(DomainIndex source, DomainIndex destination,
+                                     TensorIndex tensor) const {
   return options_.transfer_overhead +
          transfers_.Predict(source, destination, snapshot_->tensors[tensor].bytes);
 }
@@ -344,7 +361,8 @@ void Simulator::Core::Request(TensorIndex tensor, DomainIndex destination, OpInd
 bool Simulator::Core::Blocked(const Intent& intent) const {
   const Domain& source = domains_[intent.source];
   const Domain& destination = domains_[intent.destination];
-  if (source.sending[kOnlineLane] != kNone || destination.incoming[kOnlineLane] != kNone) return true;
+  if (source.sending[kOnlineLane] != kNone || destination.incoming[kOnlineLane] != kNone)
+    return true;
   return Lane(intent) == kOfflineLane &&
          (source.sending[kOfflineLane] != kNone || destination.incoming[kOfflineLane] != kNone);
 }
@@ -376,8 +394,9 @@ void Simulator::Core::AdmitTransfers() {
     source.sending[lane] = index;
     destination.incoming[lane] = index;
     const SnapTensor& from = snapshot_->tensors[intent.tensor];
-    const uint64_t reserved =
-        from.instance < snapshot_->instances.size() ? snapshot_->instances[from.instance].reserved_domains : 0;
+    const uint64_t reserved = from.instance < snapshot_->instances.size()
+                                  ? snapshot_->instances[from.instance].reserved_domains
+                                  : 0;
     if (((reserved | from.slots) & Bit(intent.destination)) == 0) {
       Take(intent.destination, from.bytes);
       tensors_[intent.tensor].held |= Bit(intent.destination);
@@ -409,7 +428,8 @@ void Simulator::Core::Enqueue(OpIndex op) {
   Device& device = devices_[index];
   std::vector<Ready>& queue = ops_[op].online || !rules_.classes ? device.online : device.offline;
   queue.push_back({Key(op), Duration(op, index)});
-  std::push_heap(queue.begin(), queue.end(), [](const Ready& a, const Ready& b) { return RunsBefore(b.key, a.key); });
+  std::push_heap(queue.begin(), queue.end(),
+                 [](const Ready& a, const Ready& b) { return RunsBefore(b.key, a.key); });
   look_ |= Bit(index);
 }
 
@@ -462,7 +482,8 @@ void Simulator::Core::StartOn(DeviceIndex index) {
   int64_t made = 0;
   for (uint32_t i = from.writes_begin; i < from.writes_end; ++i) {
     const TensorIndex tensor = snapshot_->uses[i];
-    if (tensors_[tensor].transient && tensors_[tensor].resident == 0) made += snapshot_->tensors[tensor].bytes;
+    if (tensors_[tensor].transient && tensors_[tensor].resident == 0)
+      made += snapshot_->tensors[tensor].bytes;
   }
   const int64_t taken = std::max(made, from.memory_bytes);
   if (taken > 0) Take(DomainOf(index), taken);
@@ -486,7 +507,8 @@ void Simulator::Core::FinishOn(DeviceIndex index) {
     Tensor& tensor = tensors_[s.uses[i]];
     if (tensor.transient && tensor.resident == 0 && !reserved) tensor.held |= Bit(domain);
     for (uint64_t stale = tensor.held & ~Bit(domain); stale != 0; stale &= stale - 1) {
-      domains_[static_cast<size_t>(std::countr_zero(stale))].free_bytes += s.tensors[s.uses[i]].bytes;
+      domains_[static_cast<size_t>(std::countr_zero(stale))].free_bytes +=
+          s.tensors[s.uses[i]].bytes;
     }
     tensor.held &= Bit(domain);
     tensor.resident = Bit(domain);
@@ -505,7 +527,8 @@ void Simulator::Core::FinishOn(DeviceIndex index) {
   }
 }
 
-// A phantom opens behind the last op of an online step: the next step is expected between its quantiles.
+// A phantom opens behind the last op of an online step: the next step is expected between its
+// quantiles.
 void Simulator::Core::EndOfInstance(const SnapInstance& instance, Device* device) {
   if (instance.service_class != ServiceClass::kOnline || instance.gap_p90 <= 0) return;
   if (now_ >= device->phantom_until) {
@@ -535,7 +558,8 @@ void Simulator::Core::Take(DomainIndex domain, int64_t bytes) {
 void Simulator::Core::EndTensor(TensorIndex index) {
   Tensor& tensor = tensors_[index];
   for (uint64_t held = tensor.held; held != 0; held &= held - 1) {
-    domains_[static_cast<size_t>(std::countr_zero(held))].free_bytes += snapshot_->tensors[index].bytes;
+    domains_[static_cast<size_t>(std::countr_zero(held))].free_bytes +=
+        snapshot_->tensors[index].bytes;
   }
   tensor.held = 0;
 }
@@ -544,7 +568,8 @@ void Simulator::Core::Summarise() {
   const Snapshot& s = *snapshot_;
   // What runs at the end of the horizon has a known finish.
   for (size_t i = 0; i < devices_.size(); ++i) {
-    if (devices_[i].running != kNone && slot_[i] != kNever) out_->finish[devices_[i].running] = slot_[i];
+    if (devices_[i].running != kNone && slot_[i] != kNever)
+      out_->finish[devices_[i].running] = slot_[i];
   }
   for (size_t i = 0; i < s.ops.size(); ++i) {
     const TimeNs finish = out_->finish[i];

@@ -1,4 +1,5 @@
-// Speed of what-ifs and of rounds. Prints {"figures": [{"name", "value", "unit"}]}; medians of repeated batches, one thread.
+// Speed of what-ifs and of rounds. Prints {"figures": [{"name", "value", "unit"}]}; medians of
+// repeated batches, one thread.
 #include <time.h>
 
 #include <algorithm>
@@ -21,7 +22,8 @@ struct Figure {
   const char* unit;
 };
 
-// Instances of chained layers: each layer reads its weights (a few tensors), its KV piece and the activation before it.
+// Instances of chained layers: each layer reads its weights (a few tensors), its KV piece and the
+// activation before it.
 sim::SnapshotBuilder Layers(size_t devices, size_t instances, size_t layers, bool placed) {
   sim::SnapshotBuilder builder(devices);
   const uint64_t all = devices >= 64 ? ~uint64_t{0} : (uint64_t{1} << devices) - 1;
@@ -31,7 +33,8 @@ sim::SnapshotBuilder Layers(size_t devices, size_t instances, size_t layers, boo
   }
   for (size_t i = 0; i < instances; ++i) {
     const auto home = static_cast<DeviceIndex>(i % devices);
-    const uint32_t instance = i % 2 == 0 ? builder.Online(builder.now() + 50 * kMs) : builder.Offline();
+    const uint32_t instance =
+        i % 2 == 0 ? builder.Online(builder.now() + 50 * kMs) : builder.Offline();
     builder.instance(instance).reserved_domains = uint64_t{1} << home;
     sim::TensorIndex activation = builder.Activation(64 << 10, instance, uint64_t{1} << home);
     sim::OpIndex before = 0;
@@ -88,7 +91,8 @@ void OpsPerMs(size_t devices, size_t instances, size_t layers, bool placed, cons
   figures->push_back({name, static_cast<double>(snapshot.ops.size()) / us * 1000, "ops/ms"});
 }
 
-void Round(size_t devices, size_t instances, size_t layers, const char* name, std::vector<Figure>* figures) {
+void Round(size_t devices, size_t instances, size_t layers, const char* name,
+           std::vector<Figure>* figures) {
   const estimate::TransferEstimator transfers(devices);
   sim::Simulator simulator(transfers, {});
   std::unique_ptr<sched::Policy> policy = std::move(sched::MakePolicy("slice", &simulator).value());
@@ -105,7 +109,8 @@ void Round(size_t devices, size_t instances, size_t layers, const char* name, st
     batch.push_back(builder.Op(spec));
   }
   const sim::Snapshot& snapshot = builder.Build();
-  figures->push_back({name, MedianMicroseconds([&] { (void)policy->Decide(snapshot, batch, 0); }), "us"});
+  figures->push_back(
+      {name, MedianMicroseconds([&] { (void)policy->Decide(snapshot, batch, 0); }), "us"});
 }
 
 }  // namespace

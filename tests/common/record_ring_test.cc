@@ -1,14 +1,13 @@
 #include "common/wire/record_ring.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <random>
 #include <thread>
-
-#include <unistd.h>
 
 namespace slice {
 namespace {
@@ -58,7 +57,8 @@ TEST(Edge_RecordRing, FullRing_RefusesAndKeepsWhatItHolds) {
 }
 
 TEST(Malicious_RecordRing, NonsenseTail_IsAProtocolError) {
-  for (const uint64_t tail : {uint64_t{3}, uint64_t{kCapacity + 8}, UINT64_MAX, uint64_t{1} << 63}) {
+  for (const uint64_t tail :
+       {uint64_t{3}, uint64_t{kCapacity + 8}, UINT64_MAX, uint64_t{1} << 63}) {
     RingMemory memory;
     std::memcpy(memory.bytes + 64, &tail, sizeof tail);
     RecordRing::Record record;
@@ -112,7 +112,8 @@ TEST(Race_RecordRing, ProducerAndSleepingConsumer_LoseNothing) {
       }
       if (consumer.PrepareSleep()) {
         uint64_t count = 0;
-        while (::read(wake.get(), &count, sizeof count) < 0 && errno == EAGAIN) std::this_thread::yield();
+        while (::read(wake.get(), &count, sizeof count) < 0 && errno == EAGAIN)
+          std::this_thread::yield();
         consumer.EndSleep();
       }
     }

@@ -36,7 +36,8 @@ TEST(Edge_Status, AssignOrReturn_StopsAtTheFirstError) {
 }
 
 TEST(Edge_Status, ErrnoError_AppendsTheSystemsText) {
-  EXPECT_EQ(ErrnoError(StatusCode::kNoMemory, ENOMEM, "map %d", 7).text(), std::string("map 7: ") + std::strerror(ENOMEM));
+  EXPECT_EQ(ErrnoError(StatusCode::kNoMemory, ENOMEM, "map %d", 7).text(),
+            std::string("map 7: ") + std::strerror(ENOMEM));
 }
 
 TEST(Happy_Result, MoveOnlyValue_CanBeTaken) {

@@ -18,7 +18,8 @@ TEST(GapEstimator, Happy_UnknownServiceIsAssumedToReturnWithinTwoMilliseconds) {
 
 TEST(GapEstimator, Happy_QuantilesBracketTheSamples) {
   GapEstimator gaps;
-  for (int i = 0; i < 200; ++i) gaps.ObserveNext(1, (300 + i % 5 * 50) * kMicrosecond);  // 300 to 500 us
+  for (int i = 0; i < 200; ++i)
+    gaps.ObserveNext(1, (300 + i % 5 * 50) * kMicrosecond);  // 300 to 500 us
   const GapEstimator::Gap gap = gaps.Predict(1);
   EXPECT_TRUE(gap.known);
   EXPECT_LE(gap.p10, 300 * kMicrosecond);
@@ -54,8 +55,8 @@ TEST(GapEstimator, Edge_OneOutlierLeavesTheQuantilesAlone) {
 
 TEST(GapEstimator, Edge_ExtremeGapsStayInTheHistogram) {
   GapEstimator gaps;
-  for (const DurationNs gap : {std::numeric_limits<DurationNs>::min(), DurationNs{-1}, DurationNs{0}, DurationNs{1},
-                               kNever, kNever - 1}) {
+  for (const DurationNs gap : {std::numeric_limits<DurationNs>::min(), DurationNs{-1},
+                               DurationNs{0}, DurationNs{1}, kNever, kNever - 1}) {
     gaps.ObserveNext(1, gap);
   }
   const GapEstimator::Gap gap = gaps.Predict(1);

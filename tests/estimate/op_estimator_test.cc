@@ -15,7 +15,9 @@ using Level = Prediction::Level;
 OpFeatures Shape(int64_t tokens, uint64_t signature = 1, uint8_t kind = 0) {
   return {signature, kind, tokens * 2'000'000, 4'000'000 + tokens * 16'000};
 }
-double Error(DurationNs predicted, double truth) { return std::abs(static_cast<double>(predicted) / truth - 1); }
+double Error(DurationNs predicted, double truth) {
+  return std::abs(static_cast<double>(predicted) / truth - 1);
+}
 
 class OpEstimatorTest : public ::testing::Test {
  protected:
@@ -26,7 +28,9 @@ class OpEstimatorTest : public ::testing::Test {
       estimator_.Observe(features, static_cast<DurationNs>(mean * std::max(0.2, noise(rng_))));
     }
   }
-  DurationNs Predict(const OpFeatures& features) const { return estimator_.Predict(features).duration; }
+  DurationNs Predict(const OpFeatures& features) const {
+    return estimator_.Predict(features).duration;
+  }
 
   OpEstimator estimator_{kFlopsPerSecond, kBytesPerSecond};
   std::mt19937_64 rng_{1};
@@ -49,9 +53,12 @@ TEST_F(OpEstimatorTest, Happy_ExactShapeConvergesToItsMean) {
 }
 
 TEST_F(OpEstimatorTest, Happy_LinearFitPredictsShapesNeverSeen) {
-  const auto truth = [](int64_t tokens) { return 300'000.0 + 25'000.0 * static_cast<double>(tokens); };
+  const auto truth = [](int64_t tokens) {
+    return 300'000.0 + 25'000.0 * static_cast<double>(tokens);
+  };
   for (int round = 0; round < 5; ++round) {
-    for (const int64_t tokens : {16, 64, 128, 256, 700, 1024}) Feed(Shape(tokens), truth(tokens), 3);
+    for (const int64_t tokens : {16, 64, 128, 256, 700, 1024})
+      Feed(Shape(tokens), truth(tokens), 3);
   }
   for (const int64_t tokens : {32, 100, 500, 900, 2048}) {
     const Prediction prediction = estimator_.Predict(Shape(tokens));
@@ -62,7 +69,8 @@ TEST_F(OpEstimatorTest, Happy_LinearFitPredictsShapesNeverSeen) {
 
 TEST_F(OpEstimatorTest, Happy_FirstSampleOfASignatureScalesThePriorOfOtherShapes) {
   estimator_.Observe(Shape(1000), 10 * Predict(Shape(1000)));
-  const double prior = static_cast<double>(OpEstimator(kFlopsPerSecond, kBytesPerSecond).Predict(Shape(500)).duration);
+  const double prior = static_cast<double>(
+      OpEstimator(kFlopsPerSecond, kBytesPerSecond).Predict(Shape(500)).duration);
   EXPECT_LT(Error(Predict(Shape(500)), 10 * prior), 0.05);
 }
 
@@ -115,7 +123,8 @@ TEST_F(OpEstimatorTest, Regression_RareHugeSamplesLeaveAShapeUsable) {
 
 TEST_F(OpEstimatorTest, Edge_NeverStuckWhateverCameBefore) {
   std::uniform_int_distribution<int> exponent(0, 17);
-  for (int i = 0; i < 500; ++i) estimator_.Observe(Shape(64), static_cast<DurationNs>(std::pow(10, exponent(rng_))));
+  for (int i = 0; i < 500; ++i)
+    estimator_.Observe(Shape(64), static_cast<DurationNs>(std::pow(10, exponent(rng_))));
   Feed(Shape(64), 2e6, 20);
   EXPECT_LE(Error(Predict(Shape(64)), 2e6), 0.05);
 }
@@ -123,34 +132,44 @@ TEST_F(OpEstimatorTest, Edge_NeverStuckWhateverCameBefore) {
 TEST_F(OpEstimatorTest, Edge_BadDurationsAndFeaturesAreHarmless) {
   Feed(Shape(64), 1e6, 10);
   const DurationNs before = Predict(Shape(64));
-  for (const DurationNs bad : {DurationNs{0}, DurationNs{-1}, std::numeric_limits<DurationNs>::min()}) {
+  for (const DurationNs bad :
+       {DurationNs{0}, DurationNs{-1}, std::numeric_limits<DurationNs>::min()}) {
     estimator_.Observe(Shape(64), bad);
   }
   EXPECT_EQ(Predict(Shape(64)), before);
   EXPECT_GT(Predict({1, 0, -5, std::numeric_limits<int64_t>::min()}), 0);
-  EXPECT_GT(Predict({1, 0, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()}), 0);
+  EXPECT_GT(
+      Predict({1, 0, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()}), 0);
   estimator_.Observe({1, 0, 0, 0}, 1);
   EXPECT_GT(Predict({1, 0, 0, 0}), 0);
 }
 
 TEST_F(OpEstimatorTest, Edge_LinearFitSurvivesOutliersInItsShapes) {
-  const auto truth = [](int64_t tokens) { return 300'000.0 + 25'000.0 * static_cast<double>(tokens); };
+  const auto truth = [](int64_t tokens) {
+    return 300'000.0 + 25'000.0 * static_cast<double>(tokens);
+  };
   for (int round = 0; round < 30; ++round) {
     for (const int64_t tokens : {16, 64, 128, 256, 700, 1024}) {
-      estimator_.Observe(Shape(tokens), static_cast<DurationNs>(truth(tokens) * (round % 9 == 8 ? 50 : 1)));
+      estimator_.Observe(Shape(tokens),
+                         static_cast<DurationNs>(truth(tokens) * (round % 9 == 8 ? 50 : 1)));
     }
   }
-  for (const int64_t tokens : {32, 500, 900}) EXPECT_LT(Error(Predict(Shape(tokens)), truth(tokens)), 0.1) << tokens;
+  for (const int64_t tokens : {32, 500, 900})
+    EXPECT_LT(Error(Predict(Shape(tokens)), truth(tokens)), 0.1) << tokens;
 }
 
 TEST_F(OpEstimatorTest, Edge_LinearFitFollowsAStepChangeOfAllShapes) {
-  const auto truth = [](int64_t tokens) { return 300'000.0 + 25'000.0 * static_cast<double>(tokens); };
+  const auto truth = [](int64_t tokens) {
+    return 300'000.0 + 25'000.0 * static_cast<double>(tokens);
+  };
   for (const double factor : {1.0, 3.0}) {
     for (int round = 0; round < 40; ++round) {
-      for (const int64_t tokens : {16, 64, 128, 256, 700, 1024}) Feed(Shape(tokens), factor * truth(tokens), 1);
+      for (const int64_t tokens : {16, 64, 128, 256, 700, 1024})
+        Feed(Shape(tokens), factor * truth(tokens), 1);
     }
     for (const int64_t tokens : {32, 500, 900}) {
-      EXPECT_LT(Error(Predict(Shape(tokens)), factor * truth(tokens)), 0.1) << tokens << " x" << factor;
+      EXPECT_LT(Error(Predict(Shape(tokens)), factor * truth(tokens)), 0.1)
+          << tokens << " x" << factor;
     }
   }
 }

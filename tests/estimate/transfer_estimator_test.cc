@@ -15,19 +15,23 @@ double Truth(int64_t bytes) {
   const auto size = static_cast<double>(bytes);
   return bytes <= TransferEstimator::kSplitBytes ? 15'000 + size : 260'000 + size * 0.1;
 }
-double Error(DurationNs predicted, double truth) { return std::abs(static_cast<double>(predicted) / truth - 1); }
+double Error(DurationNs predicted, double truth) {
+  return std::abs(static_cast<double>(predicted) / truth - 1);
+}
 
 class TransferEstimatorTest : public ::testing::Test {
  protected:
   void Feed(int64_t bytes, double duration, int count, double cov = 0.015) {
     std::normal_distribution<double> noise(1, cov);
     for (int i = 0; i < count; ++i) {
-      estimator_.Observe(0, 1, bytes, static_cast<DurationNs>(duration * std::max(0.2, noise(rng_))));
+      estimator_.Observe(0, 1, bytes,
+                         static_cast<DurationNs>(duration * std::max(0.2, noise(rng_))));
     }
   }
   void FeedAll(int rounds, double factor = 1) {
     for (int i = 0; i < rounds; ++i) {
-      for (const int64_t bytes : {4 * kKiB, 64 * kKiB, 200 * kKiB, 512 * kKiB, 4 * kMiB, 64 * kMiB}) {
+      for (const int64_t bytes :
+           {4 * kKiB, 64 * kKiB, 200 * kKiB, 512 * kKiB, 4 * kMiB, 64 * kMiB}) {
         Feed(bytes, factor * Truth(bytes), 1);
       }
     }
@@ -89,7 +93,8 @@ TEST_F(TransferEstimatorTest, Edge_StepChangeIsFollowed) {
     FeedAll(50);
     FeedAll(7, factor);
     for (const int64_t bytes : {64 * kKiB, 4 * kMiB, 64 * kMiB}) {
-      EXPECT_LT(Error(estimator_.Predict(0, 1, bytes), factor * Truth(bytes)), 0.1) << factor << " at " << bytes;
+      EXPECT_LT(Error(estimator_.Predict(0, 1, bytes), factor * Truth(bytes)), 0.1)
+          << factor << " at " << bytes;
     }
   }
 }
@@ -112,7 +117,8 @@ TEST_F(TransferEstimatorTest, Edge_AnySamplesLeaveAPositivePrediction) {
   std::uniform_int_distribution<int64_t> any(1, int64_t{1} << 40);
   for (int i = 0; i < 3'000; ++i) {
     estimator_.Observe(0, 1, any(rng_) % (64 * kMiB), any(rng_) >> (any(rng_) % 40));
-    for (const int64_t bytes : {int64_t{0}, kKiB, kMiB, 100 * kMiB}) ASSERT_GT(estimator_.Predict(0, 1, bytes), 0);
+    for (const int64_t bytes : {int64_t{0}, kKiB, kMiB, 100 * kMiB})
+      ASSERT_GT(estimator_.Predict(0, 1, bytes), 0);
   }
   FeedAll(40);
   EXPECT_LT(Error(estimator_.Predict(0, 1, 4 * kMiB), Truth(4 * kMiB)), 0.1);

@@ -14,7 +14,8 @@ using sim::SnapshotBuilder;
 
 class GreedyPoliciesTest : public ::testing::Test {
  protected:
-  Decision Decide(const char* name, SnapshotBuilder& builder, const std::vector<OpIndex>& batch, DeviceIndex home = 0) {
+  Decision Decide(const char* name, SnapshotBuilder& builder, const std::vector<OpIndex>& batch,
+                  DeviceIndex home = 0) {
     return std::move(MakePolicy(name, &simulator_).value())->Decide(builder.Build(), batch, home);
   }
   static OpSpec On(uint32_t instance, DeviceIndex device, DurationNs duration) {

@@ -57,7 +57,8 @@ TEST_F(OrderTest, Happy_FeasibleBeforeLateThenLeastSlack) {
   const WorkItem tight = Item(3, kOnline, kNow + 15 * kMillisecond);
   const WorkItem none = Item(4, kOnline);
   const WorkItem offline = Item(5, kOffline);
-  EXPECT_EQ(Order("slice", {late, loose, tight, none, offline}), (std::vector<uint64_t>{3, 2, 4, 1, 5}));
+  EXPECT_EQ(Order("slice", {late, loose, tight, none, offline}),
+            (std::vector<uint64_t>{3, 2, 4, 1, 5}));
 }
 
 TEST_F(OrderTest, Happy_SameMillisecondOfSlackIsArrivalOrder) {
@@ -94,7 +95,8 @@ TEST_F(OrderTest, Happy_LessIsAStrictOrder) {
   const std::unique_ptr<Policy> policy = Make("slice");
   std::vector<OrderKey> keys;
   for (uint64_t i = 0; i < 32; ++i) {
-    WorkItem item = Item(i, i % 2 == 0 ? kOnline : kOffline, i % 3 == 0 ? kNever : kNow + static_cast<TimeNs>(i) * 700'000);
+    WorkItem item = Item(i, i % 2 == 0 ? kOnline : kOffline,
+                         i % 3 == 0 ? kNever : kNow + static_cast<TimeNs>(i) * 700'000);
     item.priority = static_cast<int32_t>(i % 4);
     keys.push_back(policy->Key(item, kNow));
   }

@@ -29,7 +29,8 @@ TEST_P(PolicyConformanceTest, Happy_DecisionsAreLegalAndRepeatable) {
     const sim::Snapshot& snapshot = c.snapshot;
     const std::vector<sim::OpIndex> batch = FirstBatch(snapshot);
     if (batch.empty()) continue;
-    const estimate::TransferEstimator transfers = sim::MakeRandomTransfers(seed, snapshot.domains.size());
+    const estimate::TransferEstimator transfers =
+        sim::MakeRandomTransfers(seed, snapshot.domains.size());
     sim::Simulator simulator(transfers, {});
     const std::unique_ptr<Policy> policy = std::move(MakePolicy(GetParam(), &simulator).value());
     const auto home = static_cast<DeviceIndex>(seed % snapshot.devices.size());
@@ -47,13 +48,16 @@ TEST_P(PolicyConformanceTest, Happy_DecisionsAreLegalAndRepeatable) {
       ASSERT_GT(decision.predicted_finish, snapshot.now);
       ASSERT_NE(decision.predicted_finish, kNever);
       ASSERT_EQ(std::count_if(decision.candidates.begin(), decision.candidates.end(),
-                              [&](const CandidateScore& s) { return !s.defer && s.device == decision.device; }),
+                              [&](const CandidateScore& s) {
+                                return !s.defer && s.device == decision.device;
+                              }),
                 1);
     } else {
       ++deferred;
       ASSERT_GT(decision.retry_at, snapshot.now) << "nothing is deferred without a wake";
       ASSERT_LE(decision.retry_at, snapshot.now + 100 * kMillisecond);
-      ASSERT_TRUE(snapshot.ops[batch[0]].service_class == ServiceClass::kOffline || decision.op_count == 0)
+      ASSERT_TRUE(snapshot.ops[batch[0]].service_class == ServiceClass::kOffline ||
+                  decision.op_count == 0)
           << "online work is never deferred";
     }
     const Decision again = policy->Decide(snapshot, batch, home);
@@ -77,7 +81,8 @@ TEST_P(PolicyConformanceTest, Edge_NoAllowedDeviceIsLookedAtAgain) {
   EXPECT_NE(decision.retry_at, kNever);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PolicyConformanceTest, ::testing::Values("slice", "fifo", "online-only", "priority"),
+INSTANTIATE_TEST_SUITE_P(All, PolicyConformanceTest,
+                         ::testing::Values("slice", "fifo", "online-only", "priority"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');

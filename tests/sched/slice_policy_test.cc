@@ -19,7 +19,8 @@ constexpr int64_t kMb = 1'000'000;  // 300 us to move: 50 us and 250 us
 
 class SlicePolicyTest : public ::testing::Test {
  protected:
-  Decision Decide(SnapshotBuilder& builder, const std::vector<OpIndex>& batch, DeviceIndex home = 0) {
+  Decision Decide(SnapshotBuilder& builder, const std::vector<OpIndex>& batch,
+                  DeviceIndex home = 0) {
     return policy_->Decide(builder.Build(), batch, home);
   }
   static OpSpec On(uint32_t instance, DeviceIndex device, DurationNs duration) {
@@ -31,8 +32,9 @@ class SlicePolicyTest : public ::testing::Test {
     return spec;
   }
   // Unscheduled ops of an offline instance, each with a KV piece of its own at `home`.
-  static std::vector<OpIndex> OfflineChain(SnapshotBuilder& builder, size_t count, DurationNs duration,
-                                           int64_t kv_bytes, DomainIndex home) {
+  static std::vector<OpIndex> OfflineChain(SnapshotBuilder& builder, size_t count,
+                                           DurationNs duration, int64_t kv_bytes,
+                                           DomainIndex home) {
     const uint32_t instance = builder.Offline();
     std::vector<OpIndex> ops;
     for (size_t i = 0; i < count; ++i) {
@@ -103,7 +105,8 @@ TEST_F(SlicePolicyTest, Edge_AGainBelowFivePercentMovesNoState) {
   for (const bool pays : {false, true}) {
     SnapshotBuilder builder(2);
     builder.Chain(On(builder.Online(), 0, pays ? 3 * kMs : 700 * kUs), 1);
-    // 20 ms of work; moving 1 MB delays it by 0.3 ms, staying by 0.7 ms (a gain of 2 %) or 3 ms (13 %).
+    // 20 ms of work; moving 1 MB delays it by 0.3 ms, staying by 0.7 ms (a gain of 2 %) or 3 ms (13
+    // %).
     const std::vector<OpIndex> batch = OfflineChain(builder, 1, 20 * kMs, kMb, 0);
     EXPECT_EQ(Decide(builder, batch).device, pays ? 1 : 0);
   }
@@ -111,12 +114,13 @@ TEST_F(SlicePolicyTest, Edge_AGainBelowFivePercentMovesNoState) {
 
 TEST_F(SlicePolicyTest, Happy_StateThatMovedStaysWhereItIs) {
   SnapshotBuilder builder(2);
-  const std::vector<OpIndex> batch = OfflineChain(builder, 4, 2 * kMs, kMb, 1);  // KV on 1, home 0 idle again
+  const std::vector<OpIndex> batch =
+      OfflineChain(builder, 4, 2 * kMs, kMb, 1);  // KV on 1, home 0 idle again
   EXPECT_EQ(Decide(builder, batch, 0).device, 1);
 }
 
-// An online pipeline over both devices: A on 0, B on 1, C on 0. Device 0 idles during B; a long offline op there would
-// delay C.
+// An online pipeline over both devices: A on 0, B on 1, C on 0. Device 0 idles during B; a long
+// offline op there would delay C.
 struct Pipeline {
   SnapshotBuilder builder{2};
   OpIndex c = 0;
@@ -312,7 +316,8 @@ TEST_F(SlicePolicyTest, Edge_WorkBeyondTheHorizonStillCompares) {
 }
 
 TEST_F(SlicePolicyTest, Happy_OnlineOnlyPlacesOnlineAsSliceDoes) {
-  const std::unique_ptr<Policy> online_only = std::move(MakePolicy("online-only", &simulator_).value());
+  const std::unique_ptr<Policy> online_only =
+      std::move(MakePolicy("online-only", &simulator_).value());
   SnapshotBuilder builder(3);
   builder.Chain(On(builder.Online(builder.now() + 20 * kMs), 0, 2 * kMs), 3);
   OpSpec spec;
@@ -321,7 +326,8 @@ TEST_F(SlicePolicyTest, Happy_OnlineOnlyPlacesOnlineAsSliceDoes) {
   spec.reads = {builder.Managed(2 * kMb, 0)};
   const std::vector<OpIndex> batch = builder.Chain(spec, 3);
   const sim::Snapshot& snapshot = builder.Build();
-  const Decision a = policy_->Decide(snapshot, batch, 0), b = online_only->Decide(snapshot, batch, 0);
+  const Decision a = policy_->Decide(snapshot, batch, 0),
+                 b = online_only->Decide(snapshot, batch, 0);
   EXPECT_EQ(a.device, b.device);
   EXPECT_EQ(a.predicted_finish, b.predicted_finish);
 }

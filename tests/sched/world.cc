@@ -28,13 +28,13 @@ struct Sequence {
   bool between = false;
   DeviceIndex last_device = kNoDevice;
   TimeNs last_completion = 0;
-  std::vector<uint64_t> kv;             // residency by layer
+  std::vector<uint64_t> kv;  // residency by layer
 };
 struct Op {
   OpState state = OpState::kUnscheduled;
   bool done = false;
   DeviceIndex device = kNoDevice;
-  TimeNs ready_at = kNever;             // inputs there
+  TimeNs ready_at = kNever;  // inputs there
   TimeNs finish = kNever;
 };
 struct Instance {
@@ -45,7 +45,7 @@ struct Instance {
   std::vector<Op> ops;
   TimeNs retry_at = 0;
   bool over = false;
-  std::vector<sim::OpIndex> index;      // in the snapshot
+  std::vector<sim::OpIndex> index;  // in the snapshot
 };
 
 class World {
@@ -64,7 +64,8 @@ class World {
         continue;
       }
       std::exponential_distribution<double> wait(tenant.sequences_per_second);
-      for (double at = wait(rng_); at < static_cast<double>(config.length) / 1e9; at += wait(rng_)) {
+      for (double at = wait(rng_); at < static_cast<double>(config.length) / 1e9;
+           at += wait(rng_)) {
         arrivals_.insert({kStart + static_cast<TimeNs>(at * 1e9), t});
       }
     }
@@ -86,8 +87,12 @@ class World {
   }
 
  private:
-  const WorldTenant& Tenant(const Instance& instance) const { return config_.tenants[sequences_[instance.sequence].tenant]; }
-  bool Online(const Instance& instance) const { return Tenant(instance).service_class == ServiceClass::kOnline; }
+  const WorldTenant& Tenant(const Instance& instance) const {
+    return config_.tenants[sequences_[instance.sequence].tenant];
+  }
+  bool Online(const Instance& instance) const {
+    return Tenant(instance).service_class == ServiceClass::kOnline;
+  }
 
   OrderKey Key(const Instance& instance) const {
     const Sequence& sequence = sequences_[instance.sequence];
@@ -105,7 +110,8 @@ class World {
     for (size_t i = 0; i < instances_.size(); ++i) {
       if (!instances_[i].over) keyed.emplace_back(Key(instances_[i]), i);
     }
-    std::sort(keyed.begin(), keyed.end(), [](const auto& a, const auto& b) { return Less(a.first, b.first); });
+    std::sort(keyed.begin(), keyed.end(),
+              [](const auto& a, const auto& b) { return Less(a.first, b.first); });
     std::vector<size_t> order;
     for (const auto& [key, i] : keyed) order.push_back(i);
     return order;
@@ -228,7 +234,8 @@ class World {
       sim::SnapInstance& settings = builder.instance(index);
       settings.arrival = sequence.arrival;
       settings.reserved_domains = uint64_t{1} << tenant.home;
-      settings.rest_of_sequence = sequence.steps_left * (tenant.layers * tenant.step_layer + tenant.gap);
+      settings.rest_of_sequence =
+          sequence.steps_left * (tenant.layers * tenant.step_layer + tenant.gap);
       if (sequence.steps_left > 0) {
         const estimate::GapEstimator::Gap gap = gaps_.Predict(sequence.tenant);
         settings.gap_p10 = gap.p10;
@@ -249,7 +256,8 @@ class World {
         if (k > 0 && !instance.ops[k - 1].done) spec.after = {instance.index[k - 1]};
         instance.index[k] = builder.Op(spec);
         if (op.state == OpState::kRunning) {
-          builder.Running(instance.index[k], op.device, std::max<DurationNs>(0, started_[op.device] + instance.layer - now_));
+          builder.Running(instance.index[k], op.device,
+                          std::max<DurationNs>(0, started_[op.device] + instance.layer - now_));
         }
       }
       ++place;
@@ -273,7 +281,8 @@ class World {
         if (!policy_->Admits(Tenant(instance).service_class) || instance.retry_at > now_) continue;
         std::vector<size_t> batch;
         DurationNs time = 0;
-        for (size_t k = 0; k < instance.ops.size() && batch.size() < kBatchOps && time < kBatchTime; ++k) {
+        for (size_t k = 0; k < instance.ops.size() && batch.size() < kBatchOps && time < kBatchTime;
+             ++k) {
           if (instance.ops[k].state != OpState::kUnscheduled) continue;
           batch.push_back(k);
           time += instance.layer;
@@ -305,14 +314,17 @@ class World {
       Instance& instance = instances_[i];
       for (size_t k = 0; k < instance.ops.size(); ++k) {
         Op& op = instance.ops[k];
-        if (op.state != OpState::kPlaced || op.ready_at != kNever || (k > 0 && !instance.ops[k - 1].done)) continue;
+        if (op.state != OpState::kPlaced || op.ready_at != kNever ||
+            (k > 0 && !instance.ops[k - 1].done))
+          continue;
         op.ready_at = now_;
         uint64_t& resident = sequences_[instance.sequence].kv[k];
         if ((resident & (uint64_t{1} << op.device)) != 0) continue;
         const int64_t bytes = Tenant(instance).kv_bytes;
         const auto source = static_cast<DomainIndex>(std::countr_zero(resident));
         TimeNs& link = link_free_[op.device];
-        link = std::max(link, now_) + 30 * kMicrosecond + transfers_.Predict(source, op.device, bytes);
+        link =
+            std::max(link, now_) + 30 * kMicrosecond + transfers_.Predict(source, op.device, bytes);
         op.ready_at = link;
         resident = uint64_t{1} << op.device;
         report_.bytes_moved += bytes;
@@ -331,7 +343,8 @@ class World {
       ++place;
       for (size_t k = 0; k < instance.ops.size(); ++k) {
         const Op& op = instance.ops[k];
-        if (op.state != OpState::kPlaced || op.done || op.device != device || op.ready_at > now_) continue;
+        if (op.state != OpState::kPlaced || op.done || op.device != device || op.ready_at > now_)
+          continue;
         const bool gap = policy_->RespectsSlices() && !Online(instance) && now_ < until;
         if (gap && now_ + instance.layer > from) continue;
         const ServiceClass service_class =
@@ -344,7 +357,8 @@ class World {
     Instance& instance = instances_[best.second.first];
     Op& op = instance.ops[best.second.second];
     std::normal_distribution<double> noise(1, config_.noise);
-    const auto duration = static_cast<DurationNs>(static_cast<double>(instance.layer) * std::max(0.5, noise(rng_)));
+    const auto duration =
+        static_cast<DurationNs>(static_cast<double>(instance.layer) * std::max(0.5, noise(rng_)));
     op.state = OpState::kRunning;
     op.finish = now_ + duration;
     started_[device] = now_;
@@ -364,7 +378,8 @@ class World {
     if (!arrivals_.empty()) consider(arrivals_.begin()->first);
     if (!submits_.empty()) consider(submits_.begin()->first);
     for (size_t d = 0; d < config_.devices; ++d) {
-      if (running_[d].first != SIZE_MAX) consider(instances_[running_[d].first].ops[running_[d].second].finish);
+      if (running_[d].first != SIZE_MAX)
+        consider(instances_[running_[d].first].ops[running_[d].second].finish);
       consider(Phantom(static_cast<DeviceIndex>(d)).second);
     }
     for (const Instance& instance : instances_) {
@@ -388,7 +403,7 @@ class World {
   std::vector<Sequence> sequences_;
   std::vector<Instance> instances_;
   std::multiset<std::pair<TimeNs, size_t>> arrivals_, submits_;
-  std::vector<std::pair<size_t, size_t>> running_;    // instance, op; SIZE_MAX: idle
+  std::vector<std::pair<size_t, size_t>> running_;  // instance, op; SIZE_MAX: idle
   std::array<TimeNs, kDevicesMax> started_{};
   std::vector<TimeNs> link_free_;
   WorldReport report_;

@@ -17,7 +17,7 @@ struct NaiveOp {
 };
 struct NaiveTensor {
   std::set<DomainIndex> resident;
-  std::set<DomainIndex> held;   // domains whose free bytes hold it
+  std::set<DomainIndex> held;  // domains whose free bytes hold it
   int64_t consumers = 0;
   bool transient = false;
 };
@@ -37,9 +37,14 @@ struct NaiveDevice {
 
 class Naive {
  public:
-  Naive(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules, const Options& options,
-        const estimate::TransferEstimator& transfers, Timeline* out)
-      : s(snapshot), rules_(rules), options_(options), transfers_(transfers), out_(out), t(snapshot.now) {
+  Naive(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules,
+        const Options& options, const estimate::TransferEstimator& transfers, Timeline* out)
+      : s(snapshot),
+        rules_(rules),
+        options_(options),
+        transfers_(transfers),
+        out_(out),
+        t(snapshot.now) {
     rules_.slices = rules.slices && rules.classes;
     out_->start.assign(s.ops.size(), kNever);
     out_->finish.assign(s.ops.size(), kNever);
@@ -65,14 +70,16 @@ class Naive {
         tensor.resident.insert(domain);
         if (!ReservedFor(from.instance, domain)) tensor.held.insert(domain);
       }
-      tensor.transient = !from.managed && !from.pinned && (from.instance != kNone || from.resident == 0);
+      tensor.transient =
+          !from.managed && !from.pinned && (from.instance != kNone || from.resident == 0);
       if (!tensor.transient) tensor.held.clear();
       tensor.consumers = from.consumers;
       tensors_.push_back(tensor);
     }
     for (const SnapDomain& domain : s.domains) free_.push_back(domain.free_bytes);
     for (const SnapTransfer& from : s.transfers) {
-      NaiveCopy copy{from.tensor, from.source, from.destination, from.service_class, age_++, std::nullopt};
+      NaiveCopy copy{from.tensor,        from.source, from.destination,
+                     from.service_class, age_++,      std::nullopt};
       if (from.finish != kNever) copy.finish = std::max(from.finish, s.now);
       copies_.push_back(copy);
     }
@@ -135,24 +142,29 @@ class Naive {
     return std::max<DurationNs>(1, std::llround(static_cast<double>(s.ops[op].duration) * scale));
   }
   DurationNs CopyTime(TensorIndex tensor, DomainIndex source, DomainIndex destination) const {
-    return options_.transfer_overhead + transfers_.Predict(source, destination, s.tensors[tensor].bytes);
+    return options_.transfer_overhead +
+           transfers_.Predict(source, destination, s.tensors[tensor].bytes);
   }
   DomainIndex BestSource(TensorIndex tensor, DomainIndex destination) const {
     DomainIndex best = kNoDomain;
     for (const DomainIndex source : tensors_[tensor].resident) {
-      if (best == kNoDomain || CopyTime(tensor, source, destination) < CopyTime(tensor, best, destination)) best = source;
+      if (best == kNoDomain ||
+          CopyTime(tensor, source, destination) < CopyTime(tensor, best, destination))
+        best = source;
     }
     return best;
   }
   bool Before(OpIndex a, OpIndex b) const {
     const SnapOp &x = s.ops[a], &y = s.ops[b];
-    if (rules_.classes && x.service_class != y.service_class) return x.service_class < y.service_class;
+    if (rules_.classes && x.service_class != y.service_class)
+      return x.service_class < y.service_class;
     if (rules_.classes && x.priority != y.priority) return x.priority > y.priority;
     return x.order != y.order ? x.order < y.order : a < b;
   }
   bool Missing(OpIndex op, DomainIndex domain) const {
     for (const TensorIndex tensor : Reads(op)) {
-      if (!tensors_[tensor].resident.empty() && !tensors_[tensor].resident.contains(domain)) return true;
+      if (!tensors_[tensor].resident.empty() && !tensors_[tensor].resident.contains(domain))
+        return true;
     }
     return false;
   }
@@ -205,8 +217,10 @@ class Naive {
     }
     if (instance.service_class != ServiceClass::kOnline || instance.gap_p90 <= 0) return;
     const bool open = device.phantom_until > t;
-    device.phantom_from = open ? std::min(device.phantom_from, t + instance.gap_p10) : t + instance.gap_p10;
-    device.phantom_until = open ? std::max(device.phantom_until, t + instance.gap_p90) : t + instance.gap_p90;
+    device.phantom_from =
+        open ? std::min(device.phantom_from, t + instance.gap_p10) : t + instance.gap_p10;
+    device.phantom_until =
+        open ? std::max(device.phantom_until, t + instance.gap_p90) : t + instance.gap_p90;
   }
 
   void EndCopy(DomainIndex destination) {
@@ -241,7 +255,8 @@ class Naive {
       if (ops_[op].device == kNoDevice) continue;
       const DomainIndex domain = s.devices[ops_[op].device].domain;
       for (const TensorIndex tensor : Reads(op)) {
-        if (tensors_[tensor].resident.empty() || tensors_[tensor].resident.contains(domain)) continue;
+        if (tensors_[tensor].resident.empty() || tensors_[tensor].resident.contains(domain))
+          continue;
         if (s.tensors[tensor].pinned) Infeasible(domain);
         Request(tensor, domain, s.ops[op].service_class);
       }
@@ -257,7 +272,8 @@ class Naive {
       DurationNs copies = 0;
       bool possible = true;
       for (const TensorIndex tensor : Reads(op)) {
-        if (tensors_[tensor].resident.empty() || tensors_[tensor].resident.contains(domain)) continue;
+        if (tensors_[tensor].resident.empty() || tensors_[tensor].resident.contains(domain))
+          continue;
         if (s.tensors[tensor].pinned) possible = false;
         copies += CopyTime(tensor, BestSource(tensor, domain), domain);
       }
@@ -285,10 +301,12 @@ class Naive {
   void Request(TensorIndex tensor, DomainIndex destination, ServiceClass service_class) {
     for (NaiveCopy& copy : copies_) {
       if (copy.tensor != tensor || copy.destination != destination) continue;
-      if (!copy.finish && rules_.classes) copy.service_class = std::min(copy.service_class, service_class);
+      if (!copy.finish && rules_.classes)
+        copy.service_class = std::min(copy.service_class, service_class);
       return;
     }
-    copies_.push_back({tensor, BestSource(tensor, destination), destination, service_class, age_++, std::nullopt});
+    copies_.push_back({tensor, BestSource(tensor, destination), destination, service_class, age_++,
+                       std::nullopt});
   }
 
   void StartCopies() {
@@ -297,24 +315,30 @@ class Naive {
       if (!copy.finish) waiting.push_back(&copy);
     }
     std::sort(waiting.begin(), waiting.end(), [this](const NaiveCopy* a, const NaiveCopy* b) {
-      if (rules_.classes && a->service_class != b->service_class) return a->service_class < b->service_class;
+      if (rules_.classes && a->service_class != b->service_class)
+        return a->service_class < b->service_class;
       return a->age < b->age;
     });
     for (NaiveCopy* copy : waiting) {
-      // Better and equal classes under way stand in the way; worse ones are overtaken and go on afterwards.
-      const auto rank = [this](const NaiveCopy& c) { return rules_.classes ? static_cast<int>(c.service_class) : 0; };
+      // Better and equal classes under way stand in the way; worse ones are overtaken and go on
+      // afterwards.
+      const auto rank = [this](const NaiveCopy& c) {
+        return rules_.classes ? static_cast<int>(c.service_class) : 0;
+      };
       const auto shares = [copy](const NaiveCopy& c) {
         return c.finish && (c.source == copy->source || c.destination == copy->destination);
       };
       bool blocked = false;
       for (const NaiveCopy& other : copies_) blocked |= shares(other) && rank(other) <= rank(*copy);
       if (blocked) continue;
-      const DurationNs duration = std::max<DurationNs>(1, CopyTime(copy->tensor, copy->source, copy->destination));
+      const DurationNs duration =
+          std::max<DurationNs>(1, CopyTime(copy->tensor, copy->source, copy->destination));
       for (NaiveCopy& other : copies_) {
         if (shares(other)) other.finish = *other.finish + duration;
       }
       const SnapTensor& tensor = s.tensors[copy->tensor];
-      if (!ReservedFor(tensor.instance, copy->destination) && ((tensor.slots >> copy->destination) & 1) == 0) {
+      if (!ReservedFor(tensor.instance, copy->destination) &&
+          ((tensor.slots >> copy->destination) & 1) == 0) {
         Take(copy->destination, tensor.bytes);
         tensors_[copy->tensor].held.insert(copy->destination);
       }
@@ -329,7 +353,8 @@ class Naive {
     const DomainIndex domain = s.devices[d].domain;
     std::optional<OpIndex> best;
     for (OpIndex i = 0; i < s.ops.size(); ++i) {
-      if (!ops_[i].released || ops_[i].started || ops_[i].device != d || Missing(i, domain)) continue;
+      if (!ops_[i].released || ops_[i].started || ops_[i].device != d || Missing(i, domain))
+        continue;
       const bool gap = rules_.slices && !Online(i) && t < device.phantom_until;
       if (gap && t + Duration(i, d) > device.phantom_from) continue;
       if (!best || Before(i, *best)) best = i;
@@ -345,7 +370,8 @@ class Naive {
     if (ReservedFor(s.ops[op].instance, domain)) return;
     int64_t made = 0;
     for (const TensorIndex tensor : Writes(op)) {
-      if (tensors_[tensor].transient && tensors_[tensor].resident.empty()) made += s.tensors[tensor].bytes;
+      if (tensors_[tensor].transient && tensors_[tensor].resident.empty())
+        made += s.tensors[tensor].bytes;
     }
     Take(domain, std::max(made, s.ops[op].memory_bytes));
     device.refund = std::max(made, s.ops[op].memory_bytes) - made;
@@ -385,8 +411,8 @@ class Naive {
 
 }  // namespace
 
-void NaiveRun(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules, const Options& options,
-              const estimate::TransferEstimator& transfers, Timeline* out) {
+void NaiveRun(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules,
+              const Options& options, const estimate::TransferEstimator& transfers, Timeline* out) {
   Naive(snapshot, batch, rules, options, transfers, out).Run();
 }
 

@@ -1,4 +1,5 @@
-// The fast simulator against the naive one: equal to the nanosecond over thousands of random snapshots.
+// The fast simulator against the naive one: equal to the nanosecond over thousands of random
+// snapshots.
 #include <gtest/gtest.h>
 
 #include "tests/sim/naive_simulator.h"
@@ -26,7 +27,8 @@ TEST(SimulatorOracle, Happy_RandomSnapshotsEqualTheNaiveSimulator) {
   uint64_t moved = 0, infeasible = 0, cut = 0;
   for (uint64_t seed = 1; seed <= kCases; ++seed) {
     const RandomCase c = MakeRandomCase(seed);
-    const estimate::TransferEstimator transfers = MakeRandomTransfers(seed, c.snapshot.domains.size());
+    const estimate::TransferEstimator transfers =
+        MakeRandomTransfers(seed, c.snapshot.domains.size());
     Simulator simulator(transfers, c.options);
     Timeline fast, naive;
     simulator.Run(c.snapshot, c.batch, c.rules, &fast);

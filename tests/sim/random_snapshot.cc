@@ -16,7 +16,8 @@ class Maker {
     SnapshotBuilder builder(devices, 1'000 * kMs, int64_t{Between(0, 3) == 0 ? 20'000 : 1 << 30});
     Snapshot& raw = builder.raw();
     if (Chance(30)) {  // some devices share a domain
-      for (SnapDevice& device : raw.devices) device.domain = static_cast<DomainIndex>(Between(0, devices - 1));
+      for (SnapDevice& device : raw.devices)
+        device.domain = static_cast<DomainIndex>(Between(0, devices - 1));
     }
     if (Chance(40)) {
       raw.kind_scale = {1.0, 0.37, 2.5};
@@ -39,7 +40,8 @@ class Maker {
     result.snapshot = raw;
     for (OpIndex i = 0; i < raw.ops.size(); ++i) {
       if (raw.ops[i].state != OpState::kUnscheduled || !Chance(25)) continue;
-      const DeviceIndex device = Chance(30) ? kNoDevice : static_cast<DeviceIndex>(Between(0, devices - 1));
+      const DeviceIndex device =
+          Chance(30) ? kNoDevice : static_cast<DeviceIndex>(Between(0, devices - 1));
       result.batch.push_back({i, device, Chance(30) ? raw.now + Time(0, 6) : 0});
       if (Chance(3)) result.batch.back().earliest = kNever;
     }
@@ -50,7 +52,9 @@ class Maker {
   }
 
  private:
-  uint64_t Between(uint64_t low, uint64_t high) { return std::uniform_int_distribution<uint64_t>(low, high)(rng_); }
+  uint64_t Between(uint64_t low, uint64_t high) {
+    return std::uniform_int_distribution<uint64_t>(low, high)(rng_);
+  }
   bool Chance(uint64_t percent) { return Between(1, 100) <= percent; }
   // Coarse steps make ties common.
   DurationNs Time(uint64_t low_ms, uint64_t high_ms) {
@@ -71,7 +75,8 @@ class Maker {
       if (Chance(50)) {
         retained_.push_back(builder->Managed(bytes, home));
       } else {
-        retained_.push_back(builder->Tensor(bytes, (uint64_t{1} << home) | (Chance(50) ? Mask(devices) : 0)));
+        retained_.push_back(
+            builder->Tensor(bytes, (uint64_t{1} << home) | (Chance(50) ? Mask(devices) : 0)));
         builder->tensor(retained_.back()).pinned = Chance(10);
       }
       if (Chance(10)) builder->tensor(retained_.back()).slots = Mask(devices);
@@ -101,16 +106,19 @@ class Maker {
       if (!mine.empty() && Chance(70)) spec.after.push_back(mine.back());
       if (!mine.empty() && Chance(30)) spec.after.push_back(mine[Between(0, mine.size() - 1)]);
       if (!activations.empty() && Chance(80)) {
-        spec.reads.push_back(Chance(70) ? activations.back() : activations[Between(0, activations.size() - 1)]);
+        spec.reads.push_back(Chance(70) ? activations.back()
+                                        : activations[Between(0, activations.size() - 1)]);
       }
-      if (!retained_.empty() && Chance(60)) spec.reads.push_back(retained_[Between(0, retained_.size() - 1)]);
+      if (!retained_.empty() && Chance(60))
+        spec.reads.push_back(retained_[Between(0, retained_.size() - 1)]);
       if (mine.empty() && Chance(50)) {  // made by an op that is done
         activations.push_back(builder->Activation(static_cast<int64_t>(Between(1, 9'000)), instance,
                                                   uint64_t{1} << Between(0, devices - 1)));
         spec.reads.push_back(activations.back());
       }
       if (Chance(80)) {
-        activations.push_back(builder->Activation(static_cast<int64_t>(Between(1, 9'000)), instance));
+        activations.push_back(
+            builder->Activation(static_cast<int64_t>(Between(1, 9'000)), instance));
         spec.writes.push_back(activations.back());
       }
       for (const TensorIndex tensor : spec.reads) {
@@ -128,7 +136,8 @@ class Maker {
       const bool may_run = spec.after.empty() && Chance(40);
       mine.push_back(builder->Op(spec));
       const auto device = static_cast<DeviceIndex>(Between(0, devices - 1));
-      if (may_run && builder->device(device).running == kNone) builder->Running(mine.back(), device, Time(0, 4));
+      if (may_run && builder->device(device).running == kNone)
+        builder->Running(mine.back(), device, Time(0, 4));
     }
   }
 
@@ -141,12 +150,13 @@ class Maker {
     accesses_[tensor].emplace_back(op, writes);
   }
 
-  // At most one copy of each class out of and into each domain under way (one in all where it gets no class); the others
-  // wait.
+  // At most one copy of each class out of and into each domain under way (one in all where it gets
+  // no class); the others wait.
   void Copies(Snapshot* raw, size_t devices, bool classes) {
     uint64_t sending[2] = {0, 0}, receiving[2] = {0, 0};
     for (TensorIndex tensor = 0; tensor < raw->tensors.size(); ++tensor) {
-      if (raw->tensors[tensor].resident == 0 || raw->tensors[tensor].pinned || !Chance(15)) continue;
+      if (raw->tensors[tensor].resident == 0 || raw->tensors[tensor].pinned || !Chance(15))
+        continue;
       SnapTransfer copy;
       copy.tensor = tensor;
       copy.source = static_cast<DomainIndex>(std::countr_zero(raw->tensors[tensor].resident));
@@ -181,7 +191,8 @@ estimate::TransferEstimator MakeRandomTransfers(uint64_t seed, size_t domain_cou
       if (from == to || rng() % 3 == 0) continue;
       const auto scale = static_cast<DurationNs>(1 + rng() % 200);
       for (const int64_t bytes : {1'000, 5'000, 20'000}) {
-        transfers.Observe(static_cast<DomainIndex>(from), static_cast<DomainIndex>(to), bytes, 10 * kUs + bytes * scale);
+        transfers.Observe(static_cast<DomainIndex>(from), static_cast<DomainIndex>(to), bytes,
+                          10 * kUs + bytes * scale);
       }
     }
   }

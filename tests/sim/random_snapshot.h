@@ -1,5 +1,5 @@
-// Random but legal snapshots: every access hazard has its edge, links carry one copy at a time, running ops have no
-// predecessors. Everything else is anything goes.
+// Random but legal snapshots: every access hazard has its edge, links carry one copy at a time,
+// running ops have no predecessors. Everything else is anything goes.
 #pragma once
 
 #include <random>

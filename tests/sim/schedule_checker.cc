@@ -6,7 +6,9 @@
 namespace slice::sim {
 namespace {
 
-std::string Wrong(const char* what, size_t op) { return std::string(what) + ", op " + std::to_string(op); }
+std::string Wrong(const char* what, size_t op) {
+  return std::string(what) + ", op " + std::to_string(op);
+}
 
 }  // namespace
 
@@ -29,14 +31,16 @@ std::string CheckSchedule(const Snapshot& snapshot, std::span<const Placement> b
       if (timeline.start[i] != kNever && timeline.device[i] == d) here.push_back(i);
     }
     std::sort(here.begin(), here.end(), [&](OpIndex a, OpIndex b) {
-      return std::pair(timeline.start[a], timeline.finish[a]) < std::pair(timeline.start[b], timeline.finish[b]);
+      return std::pair(timeline.start[a], timeline.finish[a]) <
+             std::pair(timeline.start[b], timeline.finish[b]);
     });
     TimeNs free_at = snapshot.now;
     for (const OpIndex op : here) {
       if (timeline.start[op] < free_at) return Wrong("two ops at a time on a device", op);
       free_at = timeline.finish[op];
       if (device.running == op) continue;
-      if (timeline.finish[op] - timeline.start[op] != OpDuration(snapshot, op, static_cast<DeviceIndex>(d))) {
+      if (timeline.finish[op] - timeline.start[op] !=
+          OpDuration(snapshot, op, static_cast<DeviceIndex>(d))) {
         return Wrong("wrong duration", op);
       }
       const bool offline = snapshot.ops[op].service_class == ServiceClass::kOffline;
@@ -47,7 +51,8 @@ std::string CheckSchedule(const Snapshot& snapshot, std::span<const Placement> b
     }
   }
   for (OpIndex i = 0; i < snapshot.ops.size(); ++i) {
-    if ((timeline.start[i] == kNever) != (timeline.finish[i] == kNever)) return Wrong("started but not ended", i);
+    if ((timeline.start[i] == kNever) != (timeline.finish[i] == kNever))
+      return Wrong("started but not ended", i);
     if (timeline.start[i] == kNever) continue;
     const DeviceIndex device = timeline.device[i];
     if (device >= snapshot.devices.size()) return Wrong("no such device", i);

@@ -14,7 +14,8 @@ constexpr int64_t kMb = 1'000'000;
 
 class SimulatorTest : public ::testing::Test {
  protected:
-  const Timeline& Run(SnapshotBuilder& builder, std::vector<Placement> batch = {}, Rules rules = {}) {
+  const Timeline& Run(SnapshotBuilder& builder, std::vector<Placement> batch = {},
+                      Rules rules = {}) {
     builder_now_ = builder.now();
     simulator_.Run(builder.Build(), batch, rules, &timeline_);
     return timeline_;
@@ -165,7 +166,8 @@ TEST_F(SimulatorTest, Happy_TwoReadersShareOneCopyAndLiftItsClass) {
 TEST_F(SimulatorTest, Happy_TransferUnderWayIsWaitedForNotRepeated) {
   SnapshotBuilder builder(2);
   const TensorIndex tensor = builder.Tensor(kMb, 0b01);
-  builder.raw().transfers.push_back({tensor, 0, 1, ServiceClass::kOffline, builder.now() + 100 * kUs});
+  builder.raw().transfers.push_back(
+      {tensor, 0, 1, ServiceClass::kOffline, builder.now() + 100 * kUs});
   OpSpec spec = PlacedOn(builder.Online(), 1);
   spec.reads = {tensor};
   const OpIndex op = builder.Op(spec);
@@ -261,9 +263,10 @@ TEST_F(SimulatorTest, Happy_OfflineRunsInAGapOnlyWhatEndsBeforeTheNextStep) {
   builder.device(0).phantom_from = builder.now() + 600 * kUs;
   builder.device(0).phantom_until = builder.now() + 2 * kMs;
   const uint32_t offline = builder.Offline();
-  const OpIndex first = builder.Op(PlacedOn(offline, 0, kMs));          // does not fit, although first
+  const OpIndex first = builder.Op(PlacedOn(offline, 0, kMs));  // does not fit, although first
   const OpIndex fits = builder.Op(PlacedOn(offline, 0, 400 * kUs));
-  const OpIndex no_more = builder.Op(PlacedOn(offline, 0, 400 * kUs));  // would end after phantom_from by then
+  const OpIndex no_more =
+      builder.Op(PlacedOn(offline, 0, 400 * kUs));  // would end after phantom_from by then
   Run(builder);
   EXPECT_EQ(Start(fits), 0);
   EXPECT_EQ(Start(first), 2'000);

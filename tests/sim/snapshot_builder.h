@@ -1,4 +1,5 @@
-// Builds snapshots for tests of the simulator and the policies, in the order in which a person would describe them.
+// Builds snapshots for tests of the simulator and the policies, in the order in which a person
+// would describe them.
 #pragma once
 
 #include <vector>
@@ -20,13 +21,14 @@ struct OpSpec {
   std::vector<OpIndex> after;
   std::vector<TensorIndex> reads, writes;
   int64_t memory_bytes = 0;
-  uint64_t order = UINT64_MAX;   // UINT64_MAX: order of creation
+  uint64_t order = UINT64_MAX;  // UINT64_MAX: order of creation
 };
 
 class SnapshotBuilder {
  public:
   // `devices` devices, each in a domain of its own with `free_bytes`.
-  explicit SnapshotBuilder(size_t devices, TimeNs now = 1'000 * kMs, int64_t free_bytes = int64_t{1} << 40) {
+  explicit SnapshotBuilder(size_t devices, TimeNs now = 1'000 * kMs,
+                           int64_t free_bytes = int64_t{1} << 40) {
     snapshot_.now = now;
     for (size_t i = 0; i < devices; ++i) {
       SnapDevice device;
@@ -117,7 +119,8 @@ class SnapshotBuilder {
     for (size_t i = 0; i < specs_.size(); ++i) {
       SnapOp& op = snapshot_.ops[i];
       op.pending = static_cast<uint32_t>(specs_[i].after.size());
-      for (const OpIndex before : specs_[i].after) successors[before].push_back(static_cast<OpIndex>(i));
+      for (const OpIndex before : specs_[i].after)
+        successors[before].push_back(static_cast<OpIndex>(i));
       op.reads_begin = static_cast<uint32_t>(snapshot_.uses.size());
       for (const TensorIndex tensor : specs_[i].reads) {
         snapshot_.uses.push_back(tensor);
