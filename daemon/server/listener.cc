@@ -25,11 +25,14 @@ Result<Listener> Listener::Listen(const std::string& path) {
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const auto* raw = reinterpret_cast<const sockaddr*>(&address);
 
+  // The folder of a socket under /run is gone after every boot.
+  const std::string folder = path.substr(0, path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+  if (!folder.empty()) ::mkdir(folder.c_str(), 0755);  // what is wrong with it, open() says
   const std::string lock_path = path + ".lock";
   Fd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid()) {
     return ErrnoError(StatusCode::kInvalid, errno,
-                      "cannot open '%s': does the socket's folder exist, and is it writable?",
+                      "cannot open '%s': does the socket's folder exist, and is it writable? --socket names another place",
                       lock_path.c_str());
   }
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {

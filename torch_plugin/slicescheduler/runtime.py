@@ -6,8 +6,7 @@ slots; submit; wait; results as torch tensors over their arena slots, without a 
 the symbols is kept in a `_Plan`, all that depends on the binding in a `_Bound`, and one call's C arguments and
 input slots in a `_Frame`, taken from a pool, so that threads do not meet.
 
-The caller's promise behind the identity compare: weights of a compiled model are not given other storage
-(`param.data = ...`) after the first call. Rebinding a parameter object is noticed.
+Weights that are replaced, or given other storage (`param.data = ...`), are noticed by identity and address and bound anew.
 
 Threads: a Runner may be called by several threads at once. Blocks: until the graph has run.
 """
@@ -38,6 +37,7 @@ ATTEMPTS = 3  # of a submit that failed without having changed anything
 STATIC_KINDS = (pb.Input.STATIC_CONSTANT, pb.Input.STATIC_MUTABLE, pb.Input.MANAGED)
 
 _is = operator.is_
+_data_ptr = torch.Tensor.data_ptr
 _memmove = ctypes.memmove
 _byref = ctypes.byref
 
@@ -109,14 +109,22 @@ class _Plan:
 class _Bound:
     """A graph bound to its static tensors on one connection. Keeps the tensors alive: identity is the key."""
 
-    __slots__ = ("connection", "statics", "binding", "groups", "frames")
+    __slots__ = ("connection", "statics", "addresses", "binding", "groups", "frames")
 
     def __init__(self, connection, statics, binding, groups):
         self.connection = connection
         self.statics = statics
+        self.addresses = list(map(_data_ptr, statics))  # `param.data = ...` keeps the identity
         self.binding = binding
         self.groups = groups
         self.frames = []
+
+    def fits(self, connection, statics):
+        return (
+            self.connection is connection
+            and all(map(_is, statics, self.statics))
+            and list(map(_data_ptr, statics)) == self.addresses
+        )
 
 
 class _Frame:
@@ -172,6 +180,8 @@ class _Frame:
                     f"argument {item.argument} is {tensor.dtype}{list(tensor.shape)}, the captured program takes "
                     f"{item.dtype}{list(item.sizes)}"
                 )
+            if not tensor.is_cpu:
+                raise InvalidArgument(f"argument {item.argument} lies on {tensor.device}, the program was captured for cpu")
             if item.movable and tensor.is_contiguous() and not tensor.is_neg():
                 _memmove(slot.address, tensor.data_ptr(), item.nbytes)
             elif item.nbytes:
@@ -256,6 +266,8 @@ class Runner:
 
     def _run(self, arguments):
         symbols = self._bind_symbols(arguments)
+        if not self.operator_count and not self.result_count:  # hands its arguments back: nothing to run
+            return self._outputs(None, self._make_plan(symbols), [], arguments)
         statics = self._statics_of(arguments)
         tenant = self._session
         if tenant is None:
@@ -263,7 +275,7 @@ class Runner:
         connection = tenant.connection(None if self.options.strict else 0.0)
         try:
             bound = self._bound
-            if bound is None or bound.connection is not connection or not all(map(_is, statics, bound.statics)):
+            if bound is None or not bound.fits(connection, statics):
                 bound = self._bind(tenant, connection, statics, symbols)
             for group in bound.groups:
                 if group.lost:
@@ -432,7 +444,7 @@ class Runner:
         with self._lock:
             key = tuple(map(id, statics))
             bound = self._bounds.get(key)
-            known = bound is not None and bound.connection is connection and all(map(_is, statics, bound.statics))
+            known = bound is not None and bound.fits(connection, statics)
             if self._bound is not None:
                 counters.rebinds += 1
             if known:

@@ -265,6 +265,34 @@ def test_Edge_weights_replaced_by_new_parameters_are_bound_anew(slice_abi):
 
 
 @needs_fake
+def test_Regression_weights_with_new_storage_are_bound_anew(slice_abi):
+    model = Mlp().eval()
+    x = torch.randn(2, 16)
+    step = compiled(model)
+    with torch.no_grad():
+        assert torch.equal(step(x), model(x))
+        rebinds = slicescheduler.stats().rebinds
+        model.first.weight.data = torch.randn_like(model.first.weight)
+        assert torch.equal(step(x), model(x))
+        torch.nn.utils.vector_to_parameters(torch.randn(sum(p.numel() for p in model.parameters())), model.parameters())
+        assert torch.equal(step(x), model(x))
+        model.first.weight.data.add_(1)  # now shared: seen without binding anew
+        assert torch.equal(step(x), model(x))
+        assert slicescheduler.stats().rebinds == rebinds + 2
+
+
+def test_Edge_argument_on_another_device_is_refused(slice_abi):
+    step = compiled(lambda x: x * 2)
+    with pytest.raises(slicescheduler.SliceError, match="meta"):
+        step(torch.ones(3, device="meta"))
+
+
+def test_Edge_function_that_computes_nothing_returns_its_argument(slice_abi):
+    x = torch.randn(3)
+    assert torch.equal(compiled(torch.nn.Identity())(x), x)
+    assert torch.equal(compiled(lambda a: a, strict=False)(x), x)
+
+
 def test_Happy_two_models_take_turns_on_one_code(slice_abi):
     models = [Mlp().eval() for _ in range(3)]
     x = torch.randn(2, 16)
