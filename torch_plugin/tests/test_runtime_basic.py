@@ -232,6 +232,15 @@ def test_Edge_unknown_option_is_named(slice_abi):
         slicescheduler.compile(Mlp(), nonsense=1)
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [("home_device", 77), ("name", 7), ("weight", "a"), ("weight", -1.0), ("arena_bytes", "1GiB"), ("deadline_ms", float("inf"))],
+)
+def test_Edge_option_of_a_wrong_type_is_named(slice_abi, name, value):
+    with pytest.raises(slicescheduler.SliceError, match=name):
+        compiled(Mlp().eval(), **{name: value})(torch.randn(2, 16))
+
+
 def test_Edge_training_graph_is_refused(slice_abi):
     with pytest.raises(slicescheduler.TrainingGraphError, match="inference"):
         compiled(Mlp())(torch.ones(2, 16))
