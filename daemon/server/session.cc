@@ -366,6 +366,7 @@ Status Session::Hello(const proto::Hello& hello, std::vector<Fd>* fds) {
   }
   is_tenant_ = true;
   name_ = tenant_config.name;
+  memory_bytes_max_ = static_cast<uint64_t>(tenant_config.memory_bytes_max);
   ++services_->home_counts[home_];
   ++services_->tenant_count;
   ++services_->tenants_of_uid[peer_.uid];

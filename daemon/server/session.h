@@ -88,6 +88,7 @@ class Session {
   struct Set {
     engine::TensorKind kind = engine::TensorKind::kConstant;
     DomainIndex home = 0;
+    uint64_t segment_bytes = 0;
     uint32_t tensors = 0;  // handles not released
     uint32_t bindings = 0;
   };
@@ -124,6 +125,7 @@ class Session {
                 proto::TensorsReply* reply);
   Status ReplicateTensors(const proto::ReplicateTensors& request);
   Status ReleaseTensors(const proto::ReleaseTensors& request);
+  Status CheckSegmentQuota(const SegmentLayout& layout) const;
   void ReleaseSetIfUnused(TensorSetId id);
   Status CreateBinding(const proto::CreateBinding& request);
   Status DestroyBinding(uint64_t handle);
@@ -157,6 +159,8 @@ class Session {
   HandleTable<Binding> bindings_;
   std::unordered_map<uint32_t, Set> sets_;
   uint64_t graph_bytes_ = 0;
+  uint64_t memory_bytes_max_ = 0;
+  uint64_t segment_bytes_ = 0;  // of all sets: address space of the executor, in each domain
 };
 
 }  // namespace slice::server

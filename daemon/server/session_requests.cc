@@ -16,6 +16,10 @@ namespace {
 
 using engine::TensorKind;
 
+// Segments of a session may have this many times its memory: imports of parts of one large memfd
+// map it several times.
+constexpr uint64_t kSegmentFactorMax = 16;
+
 unsigned long long Ull(uint64_t value) { return value; }
 
 // The content of a sealed memfd, copied once. pread, not a mapping: nothing the tenant does can
@@ -129,6 +133,29 @@ Status Session::AllocTensors(const proto::AllocTensors& request) {
   return Status::Ok();
 }
 
+// Before the executor maps anything. The engine's ledger decides exactly; this keeps one tenant
+// from using up the executor's address space with sparse segments.
+Status Session::CheckSegmentQuota(const SegmentLayout& layout) const {
+  uint64_t bytes = 0;  // both terms are below 2^63, so no step overflows
+  for (const PlacedTensor& tensor : layout.tensors) {
+    bytes += tensor.extent_bytes;
+    if (bytes > memory_bytes_max_) {
+      return Error(StatusCode::kQuota,
+                   "tensor '%s': with it this call registers %llu bytes, the session may have %llu",
+                   tensor.name.c_str(), Ull(bytes), Ull(memory_bytes_max_));
+    }
+  }
+  const uint64_t limit =
+      kSegmentFactorMax * std::min(memory_bytes_max_, UINT64_MAX / kSegmentFactorMax);
+  if (layout.bytes > limit || segment_bytes_ > limit - layout.bytes) {
+    return Error(StatusCode::kQuota,
+                 "segment of %llu bytes, %llu are mapped already: the session may have %llu (%llu "
+                 "times its memory): use a smaller memfd",
+                 Ull(layout.bytes), Ull(segment_bytes_), Ull(limit), Ull(kSegmentFactorMax));
+  }
+  return Status::Ok();
+}
+
 Status Session::AddSet(const SegmentLayout& layout, TensorKind kind, Fd home_memfd,
                        proto::TensorsReply* reply) {
   const SessionLimits& limits = services_->config.limits;
@@ -141,6 +168,7 @@ Status Session::AddSet(const SegmentLayout& layout, TensorKind kind, Fd home_mem
                  tensors_.size(), sets_.size(), layout.tensors.size(), limits.tensors_max,
                  limits.sets_max);
   }
+  SLICE_RETURN_IF_ERROR(CheckSegmentQuota(layout));
   const DomainIndex home = services_->config.devices[home_].domain;
   const TensorSetId id{services_->next_set++};
   const std::vector<DomainIndex> domains = DomainsOfTenant();
@@ -167,7 +195,8 @@ Status Session::AddSet(const SegmentLayout& layout, TensorKind kind, Fd home_mem
     services_->supervisor.DropSet(id);
     return added;
   }
-  sets_[id.value] = {kind, home, static_cast<uint32_t>(layout.tensors.size()), 0};
+  sets_[id.value] = {kind, home, layout.bytes, static_cast<uint32_t>(layout.tensors.size()), 0};
+  segment_bytes_ += layout.bytes;
   for (size_t i = 0; i < handles.size(); ++i) {
     reply->add_handles(handles[i]);
     reply->add_offsets(layout.tensors[i].offset);
@@ -261,6 +290,7 @@ Status Session::ReleaseTensors(const proto::ReleaseTensors& request) {
 void Session::ReleaseSetIfUnused(TensorSetId id) {
   const auto found = sets_.find(id.value);
   if (found == sets_.end() || found->second.tensors != 0 || found->second.bindings != 0) return;
+  segment_bytes_ -= found->second.segment_bytes;
   sets_.erase(found);
   Services* services = services_;
   const TenantId owner = tenant();

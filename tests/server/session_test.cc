@@ -274,12 +274,34 @@ TEST_F(SessionTest, Edge_BindingDestroyedWhileARequestUsesIt) {
   EXPECT_TRUE(Eventually([&] { return control.bindings == 0; }));
 }
 
-TEST_F(SessionTest, Edge_ImportQuotaIsTheEngines) {
+TEST_F(SessionTest, Edge_SetThatTheEngineRefusesIsDroppedByTheExecutor) {
   Start();
   RawTenant tenant = Open();
-  const auto reply = tenant.Call(Alloc({int64_t{1} << 40}));
-  EXPECT_EQ(reply->status(), SLICE_ERR_QUOTA) << reply->text();
+  proto::Request alloc = Alloc({4});
+  alloc.mutable_alloc_tensors()->mutable_tensors(0)->set_name("refuse");
+  EXPECT_EQ(tenant.Call(alloc)->status(), SLICE_ERR_QUOTA);
   EXPECT_TRUE(Eventually([&] { return LogCount("drop_set") == 1; }));
+}
+
+TEST_F(SessionTest, Malicious_SparseSegmentsCannotUseUpTheExecutorsAddressSpace) {
+  Start();
+  RawTenant tenant = Open();
+  EXPECT_EQ(tenant.Call(Alloc({int64_t{1} << 40}))->status(), SLICE_ERR_QUOTA);
+  EXPECT_EQ(LogCount("add_set"), 0u);
+  const uint64_t memory = 2 * (64 + 256) * kMiB;  // what the fixture's devices have
+  const Fd sparse = CreateMemfd("sparse", 10 * memory).value();
+  const int fd = sparse.get();
+  proto::Request import;
+  import.mutable_import_tensors()->set_kind(proto::IMPORTED_CONSTANT);
+  import.mutable_import_tensors()->set_segment_bytes(10 * memory);
+  import.mutable_import_tensors()->add_tensors()->set_dtype(proto::FLOAT32);
+  const auto first = tenant.Call(import, std::span(&fd, 1));
+  ASSERT_EQ(first->status(), SLICE_OK) << first->text();
+  EXPECT_EQ(tenant.Call(import, std::span(&fd, 1))->status(), SLICE_ERR_QUOTA);
+  proto::Request release;
+  release.mutable_release_tensors()->add_handles(first->tensors().handles(0));
+  EXPECT_EQ(tenant.Call(release)->status(), SLICE_OK);
+  EXPECT_EQ(tenant.Call(import, std::span(&fd, 1))->status(), SLICE_OK);
 }
 
 TEST_F(SessionTest, Edge_MutableImportOfAReadOnlyDescriptorIsRefused) {

@@ -61,8 +61,8 @@ class StubEngine final : public engine::Engine {
   }
   Status AddTensorSet(const engine::TensorSetConfig& set, TimeNs) override {
     for (const auto& tensor : set.tensors) {
-      if (tensor.bytes > (int64_t{1} << 40))
-        return Error(StatusCode::kQuota, "tensor '%s' is too large", tensor.name.c_str());
+      if (tensor.name == "refuse")
+        return Error(StatusCode::kQuota, "no room for '%s'", tensor.name.c_str());
     }
     sets_[set.id.value] = set.tenant.value;
     Publish();
