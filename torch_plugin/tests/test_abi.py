@@ -45,7 +45,7 @@ def test_Happy_layouts_and_constants_match_the_header(tmp_path):
 
 def test_Happy_every_status_and_function_of_the_header_is_declared():
     text = HEADER.read_text()
-    statuses = dict(re.findall(r"\b(SLICE_ERR_\w+) = (\d+)", text))
+    statuses = dict(re.findall(r"\b(SLICE_ERR_\w+)\s*=\s*(\d+)", text))
     assert {name: str(value) for name, value in constants().items() if "_ERR_" in name} == statuses
     declared = re.findall(r"SLICE_API [^;(]*?\b(slice_\w+)\(([^;]*?)\);", text, re.S)
     assert {name for name, _ in declared} == set(_abi.SIGNATURES)
