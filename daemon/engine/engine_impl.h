@@ -171,7 +171,7 @@ class EngineImpl final : public Engine {
   bool QueuesPlaced(const Instance& instance, uint32_t op);
   uint64_t AllowedDevices(const Instance& instance, uint32_t op);
   bool CanMove(const Piece& piece, const Instance& instance, uint32_t op, DomainIndex domain) const;
-  void Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device, TimeNs now);
+  void Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device);
   void Defer(Instance* instance, TimeNs retry_at, TimeNs now, const char* cause);
   void LogDecision(const Instance& instance, std::span<const uint32_t> batch,
                    const sched::Decision& decision, TimeNs now);
@@ -192,7 +192,7 @@ class EngineImpl final : public Engine {
   TimeNs FreeAt(const DeviceState& device, TimeNs now) const;
   TimeNs LaunchedEnd(const DeviceState& device, TimeNs now, bool* overrun) const;
   DurationNs Duration(const OpRef& ref) const { return ref.instance->ops[ref.op].duration; }
-  void RecallOffline(uint64_t devices, TimeNs now, const char* cause);
+  void RecallOffline(uint64_t devices, TimeNs now);
   void RecallOp(Instance* instance, uint32_t op, TimeNs now);
   void WantUnplace(Instance* instance, uint32_t op);
   void UnplaceWanted(Instance* instance, TimeNs now);

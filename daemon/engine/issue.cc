@@ -364,8 +364,7 @@ void EngineImpl::UnplaceWanted(Instance* instance, TimeNs now) {
   }
 }
 
-void EngineImpl::RecallOffline(uint64_t devices, TimeNs now, const char* cause) {
-  static_cast<void>(cause);
+void EngineImpl::RecallOffline(uint64_t devices, TimeNs now) {
   for (DeviceState& device : devices_) {
     if ((devices >> device.index & 1) == 0) continue;
     recall_.clear();

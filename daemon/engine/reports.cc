@@ -177,8 +177,7 @@ void EngineImpl::RecordOp(Instance* instance, uint32_t op, const wire::Finished&
   const bool slipped =
       static_cast<double>(duration) > kSlip * static_cast<double>(instance->ops[op].duration) &&
       duration - instance->ops[op].duration > kMillisecond;
-  if (slipped && policy_->RespectsSlices())
-    RecallOffline(uint64_t{1} << device.index, now, "prediction missed");
+  if (slipped && policy_->RespectsSlices()) RecallOffline(uint64_t{1} << device.index, now);
 }
 
 void EngineImpl::OpDone(Instance* instance, uint32_t op, TimeNs now) {

@@ -205,14 +205,13 @@ bool EngineImpl::Round(TimeNs now) {
     const size_t count =
         decision.op_count == 0 ? batch_.size() : std::min<size_t>(decision.op_count, batch_.size());
     SLICE_CHECK(decision.device < devices_.size(), "policy chose a device that does not exist");
-    Commit(instance, {batch_.data(), count}, decision.device, now);
+    Commit(instance, {batch_.data(), count}, decision.device);
     return true;
   }
   return false;
 }
 
-void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device,
-                        TimeNs now) {
+void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device) {
   DeviceState& state = devices_[device];
   instance->retry_at = 0;
   instance->deferral_traced = false;
@@ -227,7 +226,6 @@ void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, Dev
     }
   }
   work_dirty_ = true;
-  static_cast<void>(now);
 }
 
 void EngineImpl::Defer(Instance* instance, TimeNs retry_at, TimeNs now, const char* cause) {

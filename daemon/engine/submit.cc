@@ -302,7 +302,7 @@ void EngineImpl::NoteOnlineArrival(const Instance& instance, TimeNs now) {
   uint64_t devices = 0;
   for (; domains != 0; domains &= domains - 1)
     devices |= DomainDevices(static_cast<DomainIndex>(__builtin_ctzll(domains)));
-  RecallOffline(devices & instance.tenant->config.device_mask, now, "online arrival");
+  RecallOffline(devices & instance.tenant->config.device_mask, now);
 }
 
 }  // namespace slice::engine
