@@ -122,13 +122,13 @@ bool EngineImpl::EarlierStarted(const Instance& instance) const {
 
 // In admission order. One that waits for memory keeps later ones of no better class out of its
 // domains, or a stream of small ones would starve it.
-void EngineImpl::AdmitWaiting(TimeNs now) {
+void EngineImpl::AdmitWaiting() {
   if (!admission_dirty_ || !executor_up_) return;
   admission_dirty_ = false;
   uint64_t blocked = 0;
   for (size_t i = 0; i < waiting_.size();) {
     Instance* const instance = waiting_[i];
-    if (!instance->parked && EarlierStarted(*instance) && TryStart(instance, now, &blocked)) {
+    if (!instance->parked && EarlierStarted(*instance) && TryStart(instance, &blocked)) {
       waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(i));
       // An earlier entry of somebody's access queue has started: nobody before i can have waited
       // for it, entries are in submit order, except where a better class was queued behind.
@@ -139,7 +139,7 @@ void EngineImpl::AdmitWaiting(TimeNs now) {
   }
 }
 
-bool EngineImpl::TryStart(Instance* instance, TimeNs now, uint64_t* blocked_domains) {
+bool EngineImpl::TryStart(Instance* instance, uint64_t* blocked_domains) {
   for (const PieceUse& use : instance->binding->pieces) {
     if (use.piece->moving) return false;  // its home is not known yet
   }
@@ -180,7 +180,6 @@ bool EngineImpl::TryStart(Instance* instance, TimeNs now, uint64_t* blocked_doma
   started_.push_back(instance);
   SendStart(instance);
   work_dirty_ = true;
-  static_cast<void>(now);
   return true;
 }
 

@@ -136,7 +136,7 @@ void EngineImpl::Run(TimeNs now) {
   deferral_event_ = work_dirty_ = false;
   PumpReplications(now);
   for (int pass = 0; pass < kPassesMax; ++pass) {
-    AdmitWaiting(now);
+    AdmitWaiting();
     round_order_fresh_ = snapshot_fresh_ = false;
     for (int round = 0; round < kRoundsPerPass && Round(now); ++round) {
     }

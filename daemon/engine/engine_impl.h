@@ -135,8 +135,8 @@ class EngineImpl final : public Engine {
   void BoostEarlier(const Instance& instance);
   void AssignHome(Instance* instance);
   bool EarlierStarted(const Instance& instance) const;
-  void AdmitWaiting(TimeNs now);
-  bool TryStart(Instance* instance, TimeNs now, uint64_t* blocked_domains);
+  void AdmitWaiting();
+  bool TryStart(Instance* instance, uint64_t* blocked_domains);
   void SendStart(Instance* instance);
   void CompleteInstance(Instance* instance, StatusCode code, const std::string& text,
                         uint32_t failed_op, TimeNs now);

@@ -180,6 +180,13 @@ Status Binding::CheckStatics() const {
   return Status::Ok();
 }
 
+Result<std::shared_ptr<const BoundProgram>> Binding::Bind(std::span<const int64_t> symbols) {
+  if (bound_ == nullptr || !std::ranges::equal(bound_->symbols, symbols)) {
+    SLICE_ASSIGN_OR_RETURN(bound_, program_->Bind(symbols));
+  }
+  return bound_;
+}
+
 Result<at::Tensor> Binding::Get(const External& external, uint32_t domain) {
   if (external.kind == External::Kind::kConstant) return program_->constants()[external.index];
   if (domain >= domains_.size()) domains_.resize(domain + 1);

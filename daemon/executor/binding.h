@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "common/fd.h"
@@ -78,6 +79,9 @@ class Binding {
 
   const std::shared_ptr<const Program>& program() const { return program_; }
   const std::shared_ptr<TenantMemory>& tenant() const { return tenant_; }
+  // The program with its symbols bound; that of the last call when they are the same, as they are
+  // in every decode step. Errors: INVALID, OVERFLOW.
+  Result<std::shared_ptr<const BoundProgram>> Bind(std::span<const int64_t> symbols);
   // A static, constant or hoisted view in a domain. Errors: INTERNAL (the set is not mapped there).
   Result<at::Tensor> Get(const External& external, uint32_t domain);
 
@@ -90,6 +94,7 @@ class Binding {
   std::shared_ptr<TenantMemory> tenant_;
   std::vector<StaticRef> statics_;
   std::vector<InDomain> domains_;
+  std::shared_ptr<const BoundProgram> bound_;
 };
 
 }  // namespace slice::executor

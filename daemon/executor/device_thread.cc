@@ -16,6 +16,8 @@ namespace {
 // finishes.
 constexpr DurationNs kStartedWakeNs = 200 * kMicrosecond;
 constexpr DurationNs kSpinNs = 50 * kMicrosecond;
+// The engine wakes us while it still places an online request (EngineLoop::WakeAhead).
+constexpr DurationNs kWokenAheadNs = 60 * kMicrosecond;
 constexpr DurationNs kReportRetryNs = kMillisecond;
 
 void PinTo(int cpu) {
@@ -45,6 +47,7 @@ void Executor::RunDevice(Device* device) {
   Frame frame;
   LaunchedOp launched;
   TimeNs spin_until_ns = 0;
+  TimeNs commands_until_ns = 0;
   for (;;) {
     std::unique_lock lock(mutex_);
     DrainLocked();
@@ -64,15 +67,21 @@ void Executor::RunDevice(Device* device) {
       Pause();
       continue;
     }
+    if (MonotonicNow() < commands_until_ns) {
+      lock.unlock();
+      ::sched_yield();  // whoever else needs this CPU goes first
+      continue;
+    }
     device->sleeping = true;
     lock.unlock();
-    SleepDevice(device, wake_ns);
+    commands_until_ns = SleepDevice(device, wake_ns) ? MonotonicNow() + kWokenAheadNs : 0;
     lock.lock();
     device->sleeping = false;
   }
 }
 
-void Executor::SleepDevice(Device* device, TimeNs wake_ns) {
+// True when somebody signalled.
+bool Executor::SleepDevice(Device* device, TimeNs wake_ns) {
   if (reports_->Flush()) wake_ns = std::min(wake_ns, MonotonicNow() + kReportRetryNs);
   timespec timeout{};
   if (wake_ns != kNever) {
@@ -83,7 +92,9 @@ void Executor::SleepDevice(Device* device, TimeNs wake_ns) {
   if (::epoll_pwait2(device->poll.get(), &event, 1, wake_ns == kNever ? nullptr : &timeout,
                      nullptr) > 0) {
     ClearEventFd(device->event);
+    return true;
   }
+  return false;
 }
 
 // Takes the best op out of the queue and fills the frame. False: nothing to run before *wake_ns.

@@ -119,7 +119,7 @@ class Executor {
   void RunDevice(Device* device);
   bool ChooseLocked(Device* device, LaunchedOp* launched, Frame* frame, TimeNs* wake_ns);
   void Execute(Device* device, LaunchedOp* launched, Frame* frame);
-  void SleepDevice(Device* device, TimeNs wake_ns);
+  bool SleepDevice(Device* device, TimeNs wake_ns);
 
   // ---- copy thread (copier.cc)
   void RunCopier();

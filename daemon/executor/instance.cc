@@ -40,10 +40,8 @@ Result<std::shared_ptr<Instance>> Instance::Start(std::shared_ptr<Binding> bindi
   instance->id_ = id;
   instance->attempt_ = attempt;
   const graph::Template& source = instance->source();
-  graph::BoundSizes sizes;
-  SLICE_RETURN_IF_ERROR(source.Bind(symbols, &sizes));
-  SLICE_RETURN_IF_ERROR(
-      instance->binding_->program()->EvaluateIntegers(symbols, &instance->integers_));
+  SLICE_ASSIGN_OR_RETURN(instance->bound_, instance->binding_->Bind(symbols));
+  const graph::BoundSizes& sizes = instance->bound_->sizes;
   if (inputs.size() != source.dynamics().size() || outputs.size() != source.results().size()) {
     return Error(StatusCode::kInvalid,
                  "%zu inputs and %zu outputs given, the template has %zu and %zu", inputs.size(),
@@ -56,7 +54,6 @@ Result<std::shared_ptr<Instance>> Instance::Start(std::shared_ptr<Binding> bindi
   for (size_t i = 0; i < outputs.size(); ++i) {
     SLICE_RETURN_IF_ERROR(CheckRange(outputs[i], sizes.result_bytes[i], arena_bytes, "output", i));
   }
-  instance->symbols_.assign(symbols.begin(), symbols.end());
   instance->inputs_.assign(inputs.begin(), inputs.end());
   instance->outputs_.assign(outputs.begin(), outputs.end());
   instance->ops.assign(source.groups().size(), OpState::kNone);
@@ -89,16 +86,6 @@ Instance::~Instance() {
     binding_->tenant()->host_bytes.fetch_sub(host_bytes_, std::memory_order_relaxed);
 }
 
-std::vector<int64_t> Instance::Evaluate(const std::vector<graph::ExprIndex>& exprs) const {
-  std::vector<int64_t> numbers;
-  numbers.reserve(exprs.size());
-  // Start() has evaluated the same expressions: they cannot fail.
-  for (const graph::ExprIndex expr : exprs) {
-    numbers.push_back(source().expressions().Evaluate(expr, symbols_).value());
-  }
-  return numbers;
-}
-
 // Indices must be the same when they are checked and when they are used: the tenant could change
 // them between.
 Status Instance::CopyIntegerInputs() {
@@ -108,8 +95,7 @@ Status Instance::CopyIntegerInputs() {
     const graph::Input& input = source().inputs()[source().dynamics()[i]];
     const graph::ValueShape& shape = source().values()[input.value];
     if (!shape.is_integer) continue;
-    SLICE_ASSIGN_OR_RETURN(const int64_t bytes, source().ValueBytes(input.value, symbols_));
-    const auto size = static_cast<uint64_t>(bytes);
+    const auto size = static_cast<uint64_t>(bound_->sizes.dynamic_bytes[i]);
     if (tenant.host_bytes.fetch_add(size, std::memory_order_relaxed) + size >
         tenant.pool_bytes_max) {
       tenant.host_bytes.fetch_sub(size, std::memory_order_relaxed);
@@ -117,17 +103,16 @@ Status Instance::CopyIntegerInputs() {
                    static_cast<unsigned long long>(tenant.pool_bytes_max));
     }
     host_bytes_ += size;
+    const BoundProgram::Shape& bound = bound_->shapes[input.value];
     try {
-      at::Tensor storage = at::empty({bytes}, at::kByte);
-      if (bytes > 0) std::memcpy(storage.data_ptr(), tenant.arena.data() + inputs_[i].offset, size);
-      const int64_t offset =
-          shape.storage_offset == graph::kNoExpr ? 0 : Evaluate({shape.storage_offset}).front();
-      integer_inputs_[i] =
-          at::empty({0}, *ToScalarType(shape.dtype))
-              .set_(storage.storage(), offset, Evaluate(shape.sizes), Evaluate(shape.strides));
+      // Not at::empty: first thing after a sleep, its dispatch takes longer than all the rest here.
+      const std::shared_ptr<std::byte[]> copy(new std::byte[size + 1]);
+      if (size > 0) std::memcpy(copy.get(), tenant.arena.data() + inputs_[i].offset, size);
+      integer_inputs_[i] = WrapMemory(copy.get() + bound.offset_bytes, bound.sizes, bound.strides,
+                                      *ToScalarType(shape.dtype), copy);
     } catch (const std::exception&) {
-      return Error(StatusCode::kNoMemory, "cannot copy input %zu of %lld bytes", i,
-                   static_cast<long long>(bytes));
+      return Error(StatusCode::kNoMemory, "cannot copy input %zu of %llu bytes", i,
+                   static_cast<unsigned long long>(size));
     }
   }
   return Status::Ok();
@@ -184,19 +169,14 @@ Status Instance::Gather(uint32_t op, uint32_t domain, Frame* frame, std::vector<
 Status Instance::CopyInputs(std::vector<Missing>* missing, Frame* frame) const {
   for (Missing& input : *missing) {
     const uint32_t value = source().inputs()[source().dynamics()[input.dynamic]].value;
-    const graph::ValueShape& shape = source().values()[value];
+    const BoundProgram::Shape& shape = bound_->shapes[value];
     try {
-      const std::vector<int64_t> sizes = Evaluate(shape.sizes);
-      const std::vector<int64_t> strides = Evaluate(shape.strides);
-      const auto dtype = *ToScalarType(shape.dtype);
-      const int64_t offset = shape.storage_offset == graph::kNoExpr
-                                 ? 0
-                                 : Evaluate({shape.storage_offset}).front() * shape.item_bytes;
-      const int64_t extent = ExtentBytes(sizes, strides, shape.item_bytes).value();
-      at::Tensor tensor = at::empty_strided(sizes, strides, dtype);
-      if (extent > 0) {
+      at::Tensor tensor = at::empty_strided(shape.sizes, shape.strides,
+                                            *ToScalarType(source().values()[value].dtype));
+      if (shape.extent_bytes > 0) {
         const std::byte* slot = binding_->tenant()->arena.data() + inputs_[input.dynamic].offset;
-        std::memcpy(tensor.data_ptr(), slot + offset, static_cast<size_t>(extent));
+        std::memcpy(tensor.data_ptr(), slot + shape.offset_bytes,
+                    static_cast<size_t>(shape.extent_bytes));
       }
       frame->locals[input.local] = tensor;
       input.copy = std::move(tensor);
@@ -212,32 +192,27 @@ Status Instance::CopyInputs(std::vector<Missing>* missing, Frame* frame) const {
 
 Status Instance::StoreResults(uint32_t op, const Frame& frame) const {
   for (const Export& exported : binding_->program()->groups()[op].exports) {
-    const graph::ValueShape& shape = source().values()[exported.value];
+    const c10::ScalarType dtype = *ToScalarType(source().values()[exported.value].dtype);
+    const BoundProgram::Shape& shape = bound_->shapes[exported.value];
     const auto refuse = [&](const std::string& why) {
       return Error(StatusCode::kOpFailed, "value %u: %s", exported.value, why.c_str());
     };
     const c10::IValue& local = frame.locals[exported.local];
     if (!local.isTensor() || !local.toTensor().defined()) return refuse("no tensor was made");
     const at::Tensor& tensor = local.toTensor();
-    const std::vector<int64_t> sizes = Evaluate(shape.sizes);
-    if (tensor.scalar_type() != *ToScalarType(shape.dtype) ||
-        tensor.sizes() != at::IntArrayRef(sizes)) {
+    if (tensor.scalar_type() != dtype || tensor.sizes() != at::IntArrayRef(shape.sizes)) {
       return refuse(c10::str("the operator made ", tensor.scalar_type(), tensor.sizes(),
-                             ", the template says ", *ToScalarType(shape.dtype),
-                             at::IntArrayRef(sizes)));
+                             ", the template says ", dtype, at::IntArrayRef(shape.sizes)));
     }
     for (const uint32_t result : exported.results) {
-      const std::vector<int64_t> strides = Evaluate(shape.strides);
-      const int64_t offset = shape.storage_offset == graph::kNoExpr
-                                 ? 0
-                                 : Evaluate({shape.storage_offset}).front() * shape.item_bytes;
-      std::byte* slot = binding_->tenant()->arena.data() + outputs_[result].offset + offset;
+      std::byte* slot =
+          binding_->tenant()->arena.data() + outputs_[result].offset + shape.offset_bytes;
       try {
         if (tensor.numel() == 0) continue;
-        if (tensor.is_contiguous() && tensor.strides() == at::IntArrayRef(strides)) {
+        if (tensor.is_contiguous() && tensor.strides() == at::IntArrayRef(shape.strides)) {
           std::memcpy(slot, tensor.data_ptr(), tensor.nbytes());
         } else {
-          CopyInto(WrapMemory(slot, sizes, strides, tensor.scalar_type()), tensor);
+          CopyInto(WrapMemory(slot, shape.sizes, shape.strides, tensor.scalar_type()), tensor);
         }
       } catch (const c10::Error& error) {
         return refuse(error.what_without_backtrace());

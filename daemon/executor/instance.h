@@ -25,8 +25,8 @@ enum class OpState : uint8_t { kNone, kIssued, kLaunched, kFinished };
 
 class Instance {
  public:
-  // Checks every range against the arena, evaluates sizes, copies integer inputs. Runs outside the
-  // mutex where the caller can. Errors: OVERFLOW, BOUNDS, NO_MEMORY.
+  // Checks every range against the arena, copies integer inputs. Errors: INVALID, OVERFLOW, BOUNDS,
+  // NO_MEMORY.
   static Result<std::shared_ptr<Instance>> Start(std::shared_ptr<Binding> binding, uint64_t id,
                                                  uint32_t attempt, std::span<const int64_t> symbols,
                                                  std::span<const wire::ArenaRange> inputs,
@@ -42,7 +42,7 @@ class Instance {
   const graph::Template& source() const { return binding_->program()->source(); }
   size_t op_count() const { return binding_ == nullptr ? 0 : source().groups().size(); }
   uint32_t tenant() const { return binding_->tenant()->id; }
-  const int64_t* integers() const { return integers_.data(); }
+  const int64_t* integers() const { return bound_->integers.data(); }
 
   // ---- launching op `op` in `domain`
   // All values that other groups make are in the domain, and all predecessors have finished.
@@ -81,13 +81,11 @@ class Instance {
   };
   InDomain& At(uint32_t domain);
   Status CopyIntegerInputs();
-  std::vector<int64_t> Evaluate(const std::vector<graph::ExprIndex>& exprs) const;
 
   std::shared_ptr<Binding> binding_;
   uint64_t id_ = 0;
   uint32_t attempt_ = 0;
-  std::vector<int64_t> symbols_;
-  std::vector<int64_t> integers_;
+  std::shared_ptr<const BoundProgram> bound_;
   std::vector<wire::ArenaRange> inputs_, outputs_;
   std::vector<at::Tensor> integer_inputs_;  // by dynamic position; private copies
   uint64_t host_bytes_ = 0;

@@ -26,7 +26,7 @@ struct RunTrace {
 // Sizes the frame for `group` and clears it.
 void PrepareFrame(const PreparedGroup& group, Frame* frame);
 
-// `integers`: Program::EvaluateIntegers of the instance. The frame is left as is on failure: clear
+// `integers`: BoundProgram::integers of the instance. The frame is left as is on failure: clear
 // it. Errors: NO_MEMORY (cap or pool), OP_FAILED (which node, what torch says).
 Status RunGroup(const Program& program, const PreparedGroup& group, const int64_t* integers,
                 Frame* frame, RunTrace* trace);

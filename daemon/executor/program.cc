@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "common/checked.h"
 #include "daemon/executor/allowed_operators.h"
 #include "daemon/executor/arguments.h"
 #include "daemon/executor/tensors.h"
@@ -433,13 +434,47 @@ Result<std::shared_ptr<const Program>> Program::Prepare(
   }
 }
 
-Status Program::EvaluateIntegers(std::span<const int64_t> symbols,
-                                 std::vector<int64_t>* out) const {
-  out->resize(integers_.size());
-  for (size_t i = 0; i < integers_.size(); ++i) {
-    SLICE_ASSIGN_OR_RETURN((*out)[i], expressions_.Evaluate(integers_[i], symbols));
+Result<BoundProgram::Shape> Program::BindShape(uint32_t value,
+                                               std::span<const int64_t> symbols) const {
+  const graph::ValueShape& shape = source_->values()[value];
+  const graph::ExprTable& table = source_->expressions();
+  BoundProgram::Shape bound;
+  for (size_t d = 0; d < shape.sizes.size(); ++d) {
+    SLICE_ASSIGN_OR_RETURN(const int64_t size, table.Evaluate(shape.sizes[d], symbols));
+    SLICE_ASSIGN_OR_RETURN(const int64_t stride, table.Evaluate(shape.strides[d], symbols));
+    bound.sizes.push_back(size);
+    bound.strides.push_back(stride);
   }
-  return Status::Ok();
+  if (shape.storage_offset != graph::kNoExpr) {
+    SLICE_ASSIGN_OR_RETURN(const int64_t offset, table.Evaluate(shape.storage_offset, symbols));
+    if (!CheckedMul(offset, shape.item_bytes, &bound.offset_bytes))
+      return Error(StatusCode::kOverflow, "value %u: storage offset %lld", value,
+                   static_cast<long long>(offset));
+  }
+  SLICE_ASSIGN_OR_RETURN(bound.extent_bytes,
+                         ExtentBytes(bound.sizes, bound.strides, shape.item_bytes));
+  return bound;
+}
+
+Result<std::shared_ptr<const BoundProgram>> Program::Bind(std::span<const int64_t> symbols) const {
+  auto bound = std::make_shared<BoundProgram>();
+  SLICE_RETURN_IF_ERROR(source_->Bind(symbols, &bound->sizes));
+  bound->symbols.assign(symbols.begin(), symbols.end());
+  for (const graph::ExprIndex integer : integers_) {
+    SLICE_ASSIGN_OR_RETURN(const int64_t number, expressions_.Evaluate(integer, symbols));
+    bound->integers.push_back(number);
+  }
+  bound->shapes.resize(source_->values().size());
+  for (const uint32_t dynamic : source_->dynamics()) {
+    const uint32_t value = source_->inputs()[dynamic].value;
+    SLICE_ASSIGN_OR_RETURN(bound->shapes[value], BindShape(value, symbols));
+  }
+  for (const PreparedGroup& group : groups_) {
+    for (const Export& exported : group.exports) {
+      SLICE_ASSIGN_OR_RETURN(bound->shapes[exported.value], BindShape(exported.value, symbols));
+    }
+  }
+  return std::shared_ptr<const BoundProgram>(std::move(bound));
 }
 
 }  // namespace slice::executor

@@ -96,6 +96,19 @@ struct HoistedView {
       source;  // kStatic, kConstant or an earlier kHoisted; loaded as local 0; result is local 1
 };
 
+// A program with its symbols bound: what every instance with these symbols shares.
+struct BoundProgram {
+  struct Shape {
+    std::vector<int64_t> sizes, strides;
+    int64_t offset_bytes = 0;  // of the first element in its storage
+    int64_t extent_bytes = 0;  // from there to the end of the last element
+  };
+  std::vector<int64_t> symbols;
+  graph::BoundSizes sizes;
+  std::vector<int64_t> integers;  // what IntSource::slot means
+  std::vector<Shape> shapes;      // by value; filled for dynamic inputs and exported values
+};
+
 class Program {
  public:
   // Errors: OP_NOT_ALLOWED (names all offenders), GRAPH (says which node and argument).
@@ -107,12 +120,13 @@ class Program {
   const std::vector<HoistedView>& hoisted() const { return hoisted_; }
   const std::vector<at::Tensor>& constants() const { return constants_; }
 
-  // Every symbolic integer of the program. Errors: OVERFLOW.
-  Status EvaluateIntegers(std::span<const int64_t> symbols, std::vector<int64_t>* out) const;
+  // Errors: INVALID (count of symbols), OVERFLOW.
+  Result<std::shared_ptr<const BoundProgram>> Bind(std::span<const int64_t> symbols) const;
 
  private:
   friend class ProgramBuilder;
   Program() = default;
+  Result<BoundProgram::Shape> BindShape(uint32_t value, std::span<const int64_t> symbols) const;
   std::shared_ptr<const graph::Template> source_;
   std::vector<PreparedGroup> groups_;
   std::vector<HoistedView> hoisted_;

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "common/checked.h"
 
 namespace slice::executor {
@@ -81,11 +83,12 @@ int64_t ExtentBytes(const at::Tensor& tensor) {
 }
 
 at::Tensor WrapMemory(void* address, std::span<const int64_t> sizes,
-                      std::span<const int64_t> strides, c10::ScalarType dtype) {
-  return at::for_blob(address, at::IntArrayRef(sizes.data(), sizes.size()))
-      .strides(at::IntArrayRef(strides.data(), strides.size()))
-      .options(at::TensorOptions(dtype))
-      .make_tensor();
+                      std::span<const int64_t> strides, c10::ScalarType dtype,
+                      std::shared_ptr<void> owner) {
+  at::TensorMaker maker = at::for_blob(address, at::IntArrayRef(sizes.data(), sizes.size()));
+  maker.strides(at::IntArrayRef(strides.data(), strides.size())).options(at::TensorOptions(dtype));
+  if (owner != nullptr) maker.deleter([kept = std::move(owner)](void*) {});
+  return maker.make_tensor();
 }
 
 void CopyInto(const at::Tensor& destination, const at::Tensor& source) {

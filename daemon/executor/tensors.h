@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -21,10 +22,11 @@ Result<int64_t> ExtentBytes(std::span<const int64_t> sizes, std::span<const int6
                             int64_t item_bytes);
 int64_t ExtentBytes(const at::Tensor& tensor);
 
-// A view of memory that somebody else owns. The caller has checked that sizes and strides stay
-// inside it.
+// A view of memory that somebody else owns; the tensor keeps `owner`. The caller has checked that
+// sizes and strides stay inside it.
 at::Tensor WrapMemory(void* address, std::span<const int64_t> sizes,
-                      std::span<const int64_t> strides, c10::ScalarType dtype);
+                      std::span<const int64_t> strides, c10::ScalarType dtype,
+                      std::shared_ptr<void> owner = nullptr);
 
 // destination.copy_(source), also where dimensions of the destination repeat one element (stride
 // 0).

@@ -155,6 +155,7 @@ class EngineLoop final : private engine::Sink {
   // Hot path (engine_submit.cc).
   bool DrainSubmissions(Tenant* tenant);
   void HandleSlot(Tenant* tenant, const TenantRing::Submission& submission);
+  void WakeAhead(const Tenant& tenant);
   Status HandleGraph(Tenant* tenant, const TenantRing::Submission& submission);
   Status HandleCommand(Tenant* tenant, const TenantRing::Submission& submission);
   Status HandleSequence(Tenant* tenant, const wire::SubmitSlot& slot);
