@@ -41,10 +41,11 @@ test:  ## installs what is missing, builds everything, runs every test
 	$$pytest torch_plugin/tests tests/demo || failed=1
 	if [ $$failed -ne 0 ]; then echo "make test: some tests FAILED (see above)"; exit 1; fi
 
-bench:  ## release build, measures the system's own figures, writes out/bench/system.json
+bench:  ## release build, measures the core's and the system's figures, writes out/bench/*.json
 	@python=$$($(SETUP))
 	cmake --preset release -DSLICE_PYTHON="$$python" --log-level=WARNING
 	cmake --build --preset release -j $(JOBS)
+	"$$python" tools/bench/core_bench.py --build build/release --out out/bench
 	$(call ENVIRONMENT,release) "$$python" tools/bench/system_bench.py --build build/release --out out/bench/system.json
 
 SOURCES = $$(git ls-files '*.h' '*.cc' '*.c')

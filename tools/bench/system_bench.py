@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
 """`make bench`: what the system itself costs. Writes {"figures": [{"name", "value", "unit"}]} and prints one table.
 
-Two sources: the programs build/.../bin/*_bench, which print such an object each, and a tenant in this process on a daemon
+Two sources: programs of build/.../bin, which print such an object each, and a tenant in this process on a daemon
 that the bench starts (plugin, client library, daemon, executor as they are used).
 """
 
 import argparse
-import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +17,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools" / "demo"), str(ROOT / "torch_plugin" / "examples"), str(ROOT / "torch_plugin")]
 
 from children import Daemon, DemoError, TenantProcess  # noqa: E402
+from figures import BenchError, missing, print_table, run_programs, write  # noqa: E402
+
+PROGRAMS = ("engine_bench", "executor_bench")
 
 # What the project promises to measure, with its goal; other figures follow in the table.
 PROMISED = {
@@ -31,21 +32,6 @@ PROMISED = {
 IDLE_SUBMITS = 1000
 PAIRS = 400
 LOAD_SECONDS = 6.0
-
-
-def programs(build):
-    """Figures of all bench programs."""
-    found = []
-    for program in sorted((build / "bin").glob("*_bench")):
-        print(f"  {program.name} ...", file=sys.stderr, flush=True)
-        done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
-        if done.returncode != 0:
-            raise DemoError(f"{program} ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
-        try:
-            found += json.loads(done.stdout)["figures"]
-        except (ValueError, KeyError) as error:
-            raise DemoError(f"{program} did not print figures: {error}") from error
-    return found
 
 
 class Tenant:
@@ -202,19 +188,15 @@ def main():
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        figures = programs(arguments.build) + system_figures(arguments.build, arguments.out.parent)
-    except DemoError as error:
+        figures = run_programs(arguments.build, PROGRAMS) + system_figures(arguments.build, arguments.out.parent)
+    except (BenchError, DemoError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    figures.sort(key=lambda figure: (figure["name"] not in PROMISED, figure["name"]))
-    arguments.out.write_text(json.dumps({"figures": figures}, indent=1) + "\n")
-    for figure in figures:
-        note = PROMISED.get(figure["name"], "")
-        print(f"{figure['name']:<36} {figure['value']:>12,.3f} {figure['unit']:<8}{note}")
-    missing = sorted(set(PROMISED) - {figure["name"] for figure in figures})
-    print(f"file: {os.path.relpath(arguments.out)}")
-    if missing:
-        print(f"bench: not measured: {', '.join(missing)}", file=sys.stderr)
+    write(figures, arguments.out)
+    print_table(figures, PROMISED, arguments.out)
+    absent = missing(figures, PROMISED)
+    if absent:
+        print(f"bench: not measured: {', '.join(absent)}", file=sys.stderr)
         return 1
     return 0
 
