@@ -6,13 +6,13 @@
 #include <sys/un.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 
 #include "common/clock.h"
+#include "common/fd_passing.h"
 #include "common/wire/control.h"
 
 namespace slice::client {
@@ -169,23 +169,9 @@ Result<proto::Reply> ControlChannel::CallInTurn(proto::Request request, std::spa
 
 Status ControlChannel::Send(const std::string& bytes, std::span<const int> fds,
                             TimeNs deadline_ns) {
-  iovec part{.iov_base = const_cast<char*>(bytes.data()), .iov_len = bytes.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * wire::kControlFdsMax)> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (!fds.empty()) {
-    message.msg_control = control.data();
-    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(fds.size_bytes());
-    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
-  }
   for (;;) {
-    if (::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) >= 0) return Status::Ok();
-    const int error = errno;
+    const int error = SendWithFds(socket_, bytes, fds, 0);
+    if (error == 0) return Status::Ok();
     if (error == EINTR && MonotonicNow() < deadline_ns) continue;
     if (error == EAGAIN || error == EINTR) {
       return Error(StatusCode::kTimeout, "sliced at '%s' does not read its socket: see its log",
@@ -200,21 +186,11 @@ Status ControlChannel::Send(const std::string& bytes, std::span<const int> fds,
 
 Status ControlChannel::Receive(TimeNs deadline_ns, proto::Reply* reply, std::vector<Fd>* fds) {
   std::vector<char> buffer(wire::kControlMessageBytesMax);
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * wire::kControlFdsMax)> control{};
-  iovec part{.iov_base = buffer.data(), .iov_len = buffer.size()};
-  msghdr message{};
-  ssize_t got = 0;
+  ReceivedPacket packet;
   bool was_reset = false;
   for (;;) {
-    message = {};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (got > 0) break;
-    if (got == 0) return Break(LostStatus());
-    const int error = errno;
+    const int error = ReceiveWithFds(socket_, buffer, wire::kControlFdsMax, MSG_DONTWAIT, &packet);
+    if (error == 0) break;
     if (error == EINTR) continue;
     if (error == ECONNRESET && !was_reset) {  // reported once, before replies that are still queued
       was_reset = true;
@@ -231,25 +207,17 @@ Status ControlChannel::Receive(TimeNs deadline_ns, proto::Reply* reply, std::vec
     const timespec wait = ToTimespec(left);
     ::ppoll(&item, 1, &wait, nullptr);
   }
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count; ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
-      fds->emplace_back(fd);
-    }
-  }
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
-      !reply->ParseFromArray(buffer.data(), static_cast<int>(got))) {
+  if (packet.bytes == 0) return Break(LostStatus());
+  if (packet.cut || packet.excess_fds ||
+      !reply->ParseFromArray(buffer.data(), static_cast<int>(packet.bytes))) {
     return Break(Error(StatusCode::kProtocol,
-                       "sliced at '%s' sent %zd bytes that are no Reply%s: session closed; are "
+                       "sliced at '%s' sent %zu bytes that are no Reply%s: session closed; are "
                        "client and daemon of one "
                        "release?",
-                       path_.c_str(), got,
-                       (message.msg_flags & MSG_CTRUNC) != 0 ? " (too many descriptors)" : ""));
+                       path_.c_str(), packet.bytes,
+                       packet.excess_fds ? " (too many descriptors)" : ""));
   }
+  *fds = std::move(packet.fds);
   return Status::Ok();
 }
 

@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "common/fd.h"
+#include "common/fd_passing.h"
 #include "common/status.h"
 
 namespace slice::executor {
 
 inline constexpr size_t kMessageBytesMax = size_t{16} << 20;
-inline constexpr size_t kMessageFdsMax = 128;
+inline constexpr size_t kMessageFdsMax = kPassedFdsMax;
 
 struct SocketMessage {
   std::string bytes;

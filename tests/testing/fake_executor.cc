@@ -28,6 +28,7 @@
 
 #include "common/clock.h"
 #include "common/fd.h"
+#include "common/fd_passing.h"
 #include "common/wire/executor_ring.h"
 #include "common/wire/record_ring.h"
 #include "common/wire/zygote.h"
@@ -61,7 +62,7 @@ class Executor {
       RunCommands();
       if (items[0].revents == 0) continue;
       Result<server::Packet> packet =
-          server::ReceivePacket(socket_, 4 << 20, server::kPacketFdsMax, true);
+          server::ReceivePacket(socket_, 4 << 20, kPassedFdsMax, true);
       if (!packet.ok() || packet->end) return 0;
       proto::ExecutorRequest request;
       proto::ExecutorAck ack;
