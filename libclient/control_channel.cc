@@ -13,6 +13,7 @@
 
 #include "common/clock.h"
 #include "common/fd_passing.h"
+#include "common/process.h"
 #include "common/wire/control.h"
 
 namespace slice::client {
@@ -20,8 +21,15 @@ namespace {
 
 constexpr int kStatusMax = SLICE_ERR_TIMEOUT;
 
+// Between two looks at whether the daemon is stopped.
+constexpr DurationNs kStoppedPoll = kSecond;
+
 timespec ToTimespec(DurationNs duration) {
   return {.tv_sec = duration / kSecond, .tv_nsec = duration % kSecond};
+}
+
+bool IsLastWord(const proto::Reply& reply) {
+  return reply.id() == 0 && reply.status() > SLICE_OK && reply.status() <= kStatusMax;
 }
 
 const char* ConnectAdvice(int errno_value) {
@@ -29,8 +37,6 @@ const char* ConnectAdvice(int errno_value) {
     case EACCES:
     case EPERM:
       return "this user may not use the socket: ask to be admitted to its group";
-    case EAGAIN:
-      return "sliced runs but does not accept connections: see its log";
     default:
       return "is sliced running? start it with `sliced --config FILE`, or set SLICE_SOCKET to its "
              "socket";
@@ -60,7 +66,8 @@ Result<std::unique_ptr<ControlChannel>> ControlChannel::Connect(const std::strin
   if (!socket.valid())
     return ErrnoError(StatusCode::kNoMemory, errno, "cannot make a socket for '%s'", path.c_str());
   // Bounds connect (a full backlog) and sendmsg (a daemon that does not read).
-  const timeval limit{.tv_sec = std::max<DurationNs>(1, timeout / kSecond), .tv_usec = 0};
+  const DurationNs limit_ns = std::max(timeout, kMillisecond);  // 0 would be for ever
+  const timeval limit{.tv_sec = limit_ns / kSecond, .tv_usec = limit_ns % kSecond / kMicrosecond};
   if (::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0) {
     return ErrnoError(StatusCode::kInternal, errno, "cannot limit the time to send on '%s'",
                       path.c_str());
@@ -71,10 +78,19 @@ Result<std::unique_ptr<ControlChannel>> ControlChannel::Connect(const std::strin
   } while (rc != 0 && errno == EINTR);
   if (rc != 0 && errno != EISCONN) {
     const int error = errno;
+    if (error == EAGAIN) {
+      return Error(StatusCode::kTimeout,
+                   "sliced at '%s' accepts no connection: %lld ms passed, and its queue is full: "
+                   "it is stopped or stuck (its pid is the first number in '%s.gmg'); see its log",
+                   path.c_str(), static_cast<long long>(timeout / kMillisecond), path.c_str());
+    }
     return Error(StatusCode::kDaemonLost, "cannot connect to sliced at '%s': %s (errno %d): %s",
                  path.c_str(), std::strerror(error), error, ConnectAdvice(error));
   }
-  return std::unique_ptr<ControlChannel>(new ControlChannel(std::move(socket), path));
+  ucred daemon{};  // of the process that listens
+  socklen_t bytes = sizeof daemon;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &daemon, &bytes) != 0) daemon.pid = 0;
+  return std::unique_ptr<ControlChannel>(new ControlChannel(std::move(socket), path, daemon.pid));
 }
 
 Status ControlChannel::LostStatus() const {
@@ -84,6 +100,27 @@ Status ControlChannel::LostStatus() const {
                "was in flight is lost; start it with `sliced --config FILE` if it is not running "
                "and open a new session",
                path_.c_str());
+}
+
+Status ControlChannel::NoAnswer(DurationNs waited) const {
+  const bool stopped = IsStopped(daemon_pid_);
+  const std::string pid = std::to_string(daemon_pid_);
+  const std::string advice =
+      stopped ? "it is stopped by a signal or a debugger: `kill -CONT " + pid + "` lets it go on"
+              : "it is busy or stuck: try again, and see its log";
+  return Error(StatusCode::kTimeout, "sliced%s at '%s' did not answer within %lld ms: %s",
+               daemon_pid_ == 0 ? "" : (" (pid " + pid + ")").c_str(), path_.c_str(),
+               static_cast<long long>(waited / kMillisecond), advice.c_str());
+}
+
+Status ControlChannel::LastWord() {
+  for (;;) {
+    proto::Reply reply;
+    std::vector<Fd> fds;
+    // Everything that can be read is there already.
+    if (!Receive(MonotonicNow(), &reply, &fds).ok()) return LostStatus();
+    if (IsLastWord(reply)) return {static_cast<StatusCode>(reply.status()), reply.text()};
+  }
 }
 
 bool ControlChannel::HungUp() const {
@@ -148,6 +185,8 @@ Result<proto::Reply> ControlChannel::CallInTurn(proto::Request request, std::spa
     proto::Reply reply;
     std::vector<Fd> received;
     SLICE_RETURN_IF_ERROR(Receive(deadline_ns, &reply, &received));
+    if (IsLastWord(reply))
+      return Break(Status(static_cast<StatusCode>(reply.status()), reply.text()));
     if (reply.id() < request.id()) continue;  // late answer to a call that timed out
     if (reply.id() > request.id() || reply.status() < 0 || reply.status() > kStatusMax) {
       return Break(Error(StatusCode::kProtocol,
@@ -169,15 +208,15 @@ Result<proto::Reply> ControlChannel::CallInTurn(proto::Request request, std::spa
 
 Status ControlChannel::Send(const std::string& bytes, std::span<const int> fds,
                             TimeNs deadline_ns) {
+  const TimeNs begin_ns = MonotonicNow();
   for (;;) {
     const int error = SendWithFds(socket_, bytes, fds, 0);
     if (error == 0) return Status::Ok();
     if (error == EINTR && MonotonicNow() < deadline_ns) continue;
     if (error == EAGAIN || error == EINTR) {
-      return Error(StatusCode::kTimeout, "sliced at '%s' does not read its socket: see its log",
-                   path_.c_str());
+      return NoAnswer(MonotonicNow() - begin_ns);
     }
-    if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) return Break(LostStatus());
+    if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) return Break(LastWord());
     return ErrnoError(error == EBADF ? StatusCode::kInvalid : StatusCode::kInternal, error,
                       "cannot send %zu bytes and %zu descriptors to '%s'", bytes.size(), fds.size(),
                       path_.c_str());
@@ -188,6 +227,8 @@ Status ControlChannel::Receive(TimeNs deadline_ns, proto::Reply* reply, std::vec
   std::vector<char> buffer(wire::kControlMessageBytesMax);
   ReceivedPacket packet;
   bool was_reset = false;
+  const TimeNs begin_ns = MonotonicNow();
+  TimeNs stopped_check_ns = begin_ns + kStoppedTimeout;
   for (;;) {
     const int error = ReceiveWithFds(socket_, buffer, wire::kControlFdsMax, MSG_DONTWAIT, &packet);
     if (error == 0) break;
@@ -197,14 +238,14 @@ Status ControlChannel::Receive(TimeNs deadline_ns, proto::Reply* reply, std::vec
       continue;
     }
     if (error != EAGAIN) return Break(LostStatus());
-    const DurationNs left = deadline_ns - MonotonicNow();
-    if (left <= 0) {
-      return Error(StatusCode::kTimeout,
-                   "sliced at '%s' did not answer in time: see its log, or try again",
-                   path_.c_str());
+    const TimeNs now = MonotonicNow();
+    if (now >= deadline_ns) return NoAnswer(now - begin_ns);
+    if (now >= stopped_check_ns) {
+      if (IsStopped(daemon_pid_)) return NoAnswer(now - begin_ns);
+      stopped_check_ns = now + kStoppedPoll;
     }
     pollfd item{.fd = socket_.get(), .events = POLLIN | POLLRDHUP, .revents = 0};
-    const timespec wait = ToTimespec(left);
+    const timespec wait = ToTimespec(std::min(deadline_ns, stopped_check_ns) - now);
     ::ppoll(&item, 1, &wait, nullptr);
   }
   if (packet.bytes == 0) return Break(LostStatus());

@@ -6,6 +6,8 @@
 // the same status. Must not depend on: anything but common/ and the control messages.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -22,11 +24,16 @@
 
 namespace slice::client {
 
-// Connecting and Hello together; the C ABI promises "at most 10 s".
+// Time limits, by what is asked; slice.h repeats them.
+// Connecting and Hello together.
 inline constexpr DurationNs kOpenTimeout = 10 * kSecond;
-// Registering waits for the executor, replicating for copies of whole models: minutes, but never
-// for ever.
+// What a person at a terminal asks (status, policy, timeline start and mark).
+inline constexpr DurationNs kAdminTimeout = 5 * kSecond;
+// Everything else: registering a large graph waits for the executor, replicating for copies of a
+// whole model, and any request may have to wait for another session's.
 inline constexpr DurationNs kCallTimeout = 300 * kSecond;
+// A daemon that is stopped (SIGSTOP, a debugger) is not waited for any longer than this.
+inline constexpr DurationNs kStoppedTimeout = 5 * kSecond;
 
 // `option` when not null, else $SLICE_SOCKET, else the default path.
 std::string ResolveSocketPath(const char* option);
@@ -34,15 +41,17 @@ std::string ResolveSocketPath(const char* option);
 class ControlChannel {
  public:
   // Blocks: at most `timeout`. Errors: kDaemonLost (text: path, errno, how to start the daemon),
-  // kInvalid (path too long), kNoMemory.
+  // kTimeout (it does not accept connections), kInvalid (path too long), kNoMemory.
   static Result<std::unique_ptr<ControlChannel>> Connect(const std::string& path,
                                                          DurationNs timeout = kOpenTimeout);
 
   // Sends `request` (its id is set here) with descriptors and waits for the reply to it.
   // `reply_fds` may be null: descriptors that come are closed then. Blocks: at most `timeout`,
-  // other callers' turns included. Errors: the reply's own status and text when that is not OK;
-  // kTimeout (a late reply is dropped by its id); kDaemonLost and kProtocol, after which the
-  // channel is broken; kInvalid when the message is too long.
+  // other callers' turns included; at most kStoppedTimeout when the daemon is stopped. Errors: the
+  // reply's own status and text when that is not OK; kTimeout (text: the daemon's pid, whether it
+  // is stopped, what to try; it may still carry the request out, a late reply is dropped by its
+  // id); kDaemonLost, kProtocol and what the daemon says when it ends the connection, after which
+  // the channel is broken; kInvalid when the message is too long.
   Result<proto::Reply> Call(proto::Request request, std::span<const int> fds = {},
                             std::vector<Fd>* reply_fds = nullptr,
                             DurationNs timeout = kCallTimeout);
@@ -58,8 +67,8 @@ class ControlChannel {
   const std::string& path() const { return path_; }
 
  private:
-  ControlChannel(Fd socket, std::string path)
-      : socket_(std::move(socket)), path_(std::move(path)) {}
+  ControlChannel(Fd socket, std::string path, pid_t daemon_pid)
+      : socket_(std::move(socket)), path_(std::move(path)), daemon_pid_(daemon_pid) {}
   // Takes the turn, waits for it at most until `deadline_ns`.
   Status BeginTurn(TimeNs deadline_ns);
   void EndTurn();
@@ -69,9 +78,15 @@ class ControlChannel {
   Status Send(const std::string& bytes, std::span<const int> fds, TimeNs deadline_ns);
   // kTimeout leaves the channel usable.
   Status Receive(TimeNs deadline_ns, proto::Reply* reply, std::vector<Fd>* fds);
+  // What to tell when nothing came for `waited`.
+  Status NoAnswer(DurationNs waited) const;
+  // The daemon's last word, if it still lies in the socket of a connection that ended; else
+  // LostStatus.
+  Status LastWord();
 
   Fd socket_;
   std::string path_;
+  pid_t daemon_pid_;  // 0: not known (another pid namespace)
   // One call at a time. Not a std::timed_mutex: ThreadSanitizer does not know its timed lock.
   std::mutex mutex_;
   std::condition_variable turn_;

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "common/checked.h"
+#include "common/clock.h"
 #include "common/wire/control.h"
 
 namespace slice::client {
@@ -82,13 +83,15 @@ Result<std::unique_ptr<Session>> Session::Open(const slice_session_options_t& op
   SLICE_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Session> session(new Session());
   session->pid_ = ::getpid();
-  SLICE_ASSIGN_OR_RETURN(session->channel_,
-                         ControlChannel::Connect(ResolveSocketPath(options.socket_path)));
-  SLICE_RETURN_IF_ERROR(session->SayHello(options));
+  const TimeNs deadline_ns = MonotonicNow() + kOpenTimeout;
+  SLICE_ASSIGN_OR_RETURN(
+      session->channel_,
+      ControlChannel::Connect(ResolveSocketPath(options.socket_path), kOpenTimeout));
+  SLICE_RETURN_IF_ERROR(session->SayHello(options, deadline_ns));
   return session;
 }
 
-Status Session::SayHello(const slice_session_options_t& options) {
+Status Session::SayHello(const slice_session_options_t& options, TimeNs deadline_ns) {
   const uint64_t arena_bytes =
       RoundUp(options.arena_bytes == 0 ? kDefaultArenaBytes : options.arena_bytes, kPageBytes);
   SLICE_ASSIGN_OR_RETURN(Fd ring, CreateSharedSegment("slice-tenant-ring", wire::kTenantRingBytes));
@@ -111,7 +114,7 @@ Status Session::SayHello(const slice_session_options_t& options) {
   const int fds[wire::kHelloFdCount] = {ring.get(), arena.get()};
   std::vector<Fd> reply_fds;
   SLICE_ASSIGN_OR_RETURN(const proto::Reply reply,
-                         Call(std::move(request), fds, &reply_fds, kOpenTimeout));
+                         Call(std::move(request), fds, &reply_fds, deadline_ns - MonotonicNow()));
   if (!reply.has_hello()) return BreakProtocol("the answer to Hello is no HelloReply");
   return AcceptHello(reply.hello(), std::move(reply_fds));
 }

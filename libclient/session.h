@@ -103,7 +103,7 @@ class Session {
 
   Session() = default;
   Status Connect(const slice_session_options_t& options);
-  Status SayHello(const slice_session_options_t& options);
+  Status SayHello(const slice_session_options_t& options, TimeNs deadline_ns);
   Status AcceptHello(const proto::HelloReply& hello, std::vector<Fd> fds);
   // A control call; a broken channel makes the session lost.
   Result<proto::Reply> Call(proto::Request request, std::span<const int> fds = {},

@@ -58,7 +58,8 @@ typedef enum slice_status {
   SLICE_ERR_PROTOCOL = 17,  /* the other side broke the protocol; the session is closed */
   SLICE_ERR_NO_MEMORY = 18, /* the system or the arena is out of memory */
   SLICE_ERR_INTERNAL = 19,  /* a bug of ours; please report it with the daemon's log */
-  SLICE_ERR_TIMEOUT = 20    /* slice_wait: not finished within the time given */
+  SLICE_ERR_TIMEOUT = 20 /* not finished within the time given (slice_wait), or the daemon did not
+                            answer in time (text says its pid and what to try) */
 } slice_status_t;
 
 /* "SLICE_ERR_BOUNDS"; never NULL. */
@@ -94,8 +95,13 @@ typedef struct slice_session_options {
 } slice_session_options_t;
 
 /* Connects. Ownership: *session is the caller's, free with slice_session_close. Blocks: until the
- * daemon answers, at most 10 s. Errors: DAEMON_LOST, VERSION, QUOTA (session limit), PROTOCOL.
- * `options` may be NULL. */
+ * daemon answers, at most 10 s. Errors: DAEMON_LOST, VERSION, QUOTA (session or connection limit),
+ * TIMEOUT, PROTOCOL. `options` may be NULL.
+ *
+ * Later calls that ask the daemon (on tensors, graphs and bindings) wait for its answer, at most
+ * 300 s, since registering a large graph or replicating a model takes its time; at most 5 s when
+ * the daemon is stopped by a signal. Then they return TIMEOUT, and the daemon may still do what was
+ * asked. */
 SLICE_API slice_status_t slice_session_open(const slice_session_options_t* options,
                                             slice_session_t** session);
 /* Cancels what is in flight and frees everything of the session. No other thread may be using it.

@@ -1,9 +1,14 @@
 #include "libclient/control_channel.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
+#include <string>
 #include <thread>
 
 #include "common/wire/control.h"
@@ -93,6 +98,59 @@ TEST(ControlChannelTest, Edge_LateReplyOfACallThatTimedOutIsDropped) {
   const auto reply = channel->Call(StatusRequest());
   ASSERT_TRUE(reply.ok()) << reply.status().ToString();
   EXPECT_EQ(reply.value().body().text(), "{}");
+}
+
+TEST(ControlChannelTest, Edge_NoAnswerSaysWhoAndWhatToTry) {
+  FakeDaemon daemon({.raw = [](int, const proto::Request&) { return true; }});
+  const auto channel = ControlChannel::Connect(daemon.path()).value();
+  const Status status = channel->Call(StatusRequest(), {}, nullptr, 20 * kMillisecond).status();
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  for (const std::string& part : {"sliced (pid " + std::to_string(::getpid()) + ")", daemon.path(),
+                                  std::string("busy or stuck")}) {
+    EXPECT_NE(status.text().find(part), std::string::npos) << part << " in " << status.text();
+  }
+  EXPECT_FALSE(channel->broken());
+}
+
+TEST(ControlChannelTest, Edge_FullQueueOfConnectionsIsATimeout) {
+  const Fd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  FakeDaemon folder;  // for a path
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = folder.path() + ".full";
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listener.get(), 0), 0);
+  const auto first = ControlChannel::Connect(path, 20 * kMillisecond);  // nobody accepts
+  const Status status = ControlChannel::Connect(path, 20 * kMillisecond).status();
+  EXPECT_EQ(status.code(), StatusCode::kTimeout);
+  EXPECT_NE(status.text().find("accepts no connection"), std::string::npos) << status.text();
+}
+
+// Said before the request was read, whether the request still could be sent or not.
+TEST(ControlChannelTest, Edge_DaemonsLastWordIsTheError) {
+  proto::Reply word;
+  word.set_status(SLICE_ERR_QUOTA);
+  word.set_text("too many connections");
+  for (const bool hangs_up_first : {false, true}) {
+    FakeDaemon daemon({.raw = [&](int socket, const proto::Request&) {
+      FakeDaemon::Send(socket, word.SerializeAsString());
+      if (hangs_up_first) ::shutdown(socket, SHUT_RDWR);
+      return true;
+    }});
+    const auto channel = ControlChannel::Connect(daemon.path()).value();
+    if (hangs_up_first) {
+      // The first request makes the daemon speak and hang up; nobody reads its answer.
+      EXPECT_EQ(channel->Call(StatusRequest(), {}, nullptr, 0).status().code(),
+                StatusCode::kTimeout);
+      while (!channel->HungUp()) std::this_thread::yield();
+    }
+    const Status status = channel->Call(StatusRequest()).status();
+    EXPECT_EQ(status.code(), StatusCode::kQuota);
+    EXPECT_EQ(status.text(), "too many connections");
+    EXPECT_TRUE(channel->broken());
+    EXPECT_EQ(channel->Call(StatusRequest()).status().code(), StatusCode::kQuota);
+  }
 }
 
 class ControlChannelGarbageTest : public ::testing::TestWithParam<int> {};

@@ -59,6 +59,22 @@ TEST_F(SlicectlTest, Happy_GraphsAndExplainWorkWhileTheDaemonIsStopped) {
   EXPECT_EQ(daemon.Ctl({"status"}).status, 0);
 }
 
+TEST_F(SlicectlTest, Edge_StoppedDaemonIsAClearError) {
+  daemon.Signal(SIGSTOP);
+  for (const char* what : {"status", "devices", "tenants"}) {
+    const Finished finished = daemon.Ctl({what, "--timeout", "0.05"});
+    EXPECT_EQ(finished.status, 1);
+    for (const std::string& part :
+         {"pid " + std::to_string(daemon.pid()), daemon.socket(), std::string("is stopped"),
+          "kill -CONT " + std::to_string(daemon.pid()), std::string("slicectl graphs"),
+          std::string("--timeout")}) {
+      EXPECT_NE(finished.output.find(part), std::string::npos) << part << " in " << finished.output;
+    }
+  }
+  daemon.Signal(SIGCONT);
+  EXPECT_EQ(daemon.Ctl({"status"}).status, 0);
+}
+
 TEST_F(SlicectlTest, Edge_NoDaemonIsAClearError) {
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.Wait(), 0);
@@ -87,6 +103,8 @@ TEST_F(SlicectlTest, Edge_WrongUsage) {
   EXPECT_NE(daemon.Ctl({"nonsense"}).status, 0);
   EXPECT_NE(daemon.Ctl({"policy"}).status, 0);
   EXPECT_NE(daemon.Ctl({"timeline", "stop"}).status, 0);
+  for (const char* timeout : {"0", "-1", "nan", "soon"})
+    EXPECT_NE(daemon.Ctl({"status", "--timeout", timeout}).status, 0) << timeout;
 }
 
 }  // namespace

@@ -20,11 +20,26 @@ using nlohmann::json;
 
 enum What : uint32_t { kStatus = 0, kDevices = 1, kTenants = 2 };
 
+// A daemon that does not answer can still be looked at.
+Status WithAdvice(const Status& status) {
+  if (status.code() != StatusCode::kTimeout) return status;
+  return {status.code(), status.text() +
+                             "; `slicectl graphs` and `slicectl explain` read its shared memory "
+                             "without it; --timeout SECONDS waits longer"};
+}
+
 Result<proto::Reply> Ask(const Context& context, proto::Request request,
-                         std::span<const int> fds = {}) {
-  SLICE_ASSIGN_OR_RETURN(const auto channel, client::ControlChannel::Connect(context.socket_path));
+                         std::span<const int> fds = {},
+                         DurationNs timeout = client::kAdminTimeout) {
+  if (context.timeout != 0) timeout = context.timeout;
+  const TimeNs deadline = MonotonicNow() + timeout;
+  const auto channel = client::ControlChannel::Connect(context.socket_path, timeout);
+  if (!channel.ok()) return WithAdvice(channel.status());
   std::vector<Fd> reply_fds;
-  SLICE_ASSIGN_OR_RETURN(proto::Reply reply, channel->Call(std::move(request), fds, &reply_fds));
+  Result<proto::Reply> answer =
+      (*channel)->Call(std::move(request), fds, &reply_fds, deadline - MonotonicNow());
+  if (!answer.ok()) return WithAdvice(answer.status());
+  proto::Reply reply = std::move(*answer);
   if (reply_fds.size() == 1 && reply.has_body()) {
     // A text too long for a message comes as a memfd of exactly that text.
     SLICE_ASSIGN_OR_RETURN(const size_t bytes, CheckForeignMemfd(reply_fds[0], 1));
@@ -101,14 +116,14 @@ Result<std::string> DaemonStatus(const Context& context) {
 Result<std::string> Devices(const Context& context) {
   SLICE_ASSIGN_OR_RETURN(const json answer, AskStatus(context, kDevices));
   if (context.json) return Pretty(answer.contains("devices") ? answer : json{{"devices", answer}});
-  Table devices({"DEVICE", "DOMAIN", "RUNNING", "ELAPSED>", "ISSUED>", "PLACED>", "DONE>", "BUSY>",
-                 "CPU>", "ONLINE"});
+  Table devices({"DEVICE", "DOMAIN", "STATE", "RUNNING", "ELAPSED>", "ISSUED>", "PLACED>", "DONE>",
+                 "BUSY>", "CPU>", "ONLINE"});
   for (const json& device : answer.value("devices", json::array())) {
     const json running = device.value("running", json::object());
-    devices.Add({Text(device, "name"), Text(device, "domain"), Text(running, "name"),
-                 Duration(running, "elapsed_ns"), Text(device, "issued"), Text(device, "placed"),
-                 Text(device, "ops_done"), Duration(device, "busy_ns"), Duration(device, "cpu_ns"),
-                 Text(device, "hosts_online")});
+    devices.Add({Text(device, "name"), Text(device, "domain"), Text(device, "state"),
+                 Text(running, "name"), Duration(running, "elapsed_ns"), Text(device, "issued"),
+                 Text(device, "placed"), Text(device, "ops_done"), Duration(device, "busy_ns"),
+                 Duration(device, "cpu_ns"), Text(device, "hosts_online")});
   }
   Table domains({"DOMAIN", "POOL>", "LANE>", "RESERVED>", "GRANTED>", "FREE>", "RETAINED>", "OF>"});
   for (const json& domain : answer.value("domains", json::array())) {
@@ -251,7 +266,9 @@ Result<std::string> TimelineStop(const Context& context, const std::string& path
   request.mutable_timeline()->set_action(1);
   request.mutable_timeline()->set_path(path);
   const int fd = file.get();
-  Result<proto::Reply> reply = Ask(context, std::move(request), std::span(&fd, 1));
+  // Answered when it is written: a long recording takes its time.
+  Result<proto::Reply> reply =
+      Ask(context, std::move(request), std::span(&fd, 1), client::kCallTimeout);
   if (!reply.ok()) {
     ::unlink(partial.c_str());
     return reply.status();

@@ -1,18 +1,21 @@
 // What slicectl can be asked. Each returns the text for standard output.
 //
-// Threads: one. Blocks: for the daemon's answer, except Graphs and Explain, which read shared
-// memory.
+// Threads: one. Blocks: for the daemon's answer, at most Context::timeout (TIMEOUT then), except
+// Graphs and Explain, which read shared memory.
 #pragma once
 
 #include <string>
 
 #include "common/status.h"
+#include "common/units.h"
 
 namespace slice::slicectl {
 
 struct Context {
   std::string socket_path;
   bool json = false;
+  // How long the daemon may take to answer; 0 = as the command needs.
+  DurationNs timeout = 0;
 };
 
 Result<std::string> DaemonStatus(const Context& context);

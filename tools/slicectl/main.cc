@@ -22,6 +22,10 @@ int main(int argc, char** argv) {
   app.add_option("--socket", socket,
                  "Control socket; default: $SLICE_SOCKET, else /run/slicescheduler/sliced.sock");
   app.add_flag("--json", context.json, "Print JSON");
+  double timeout_s = 0;
+  app.add_option("--timeout", timeout_s,
+                 "Seconds to wait for the daemon; default: 5, and 300 for `timeline stop`")
+      ->check(CLI::Range(0.001, 86400.0));
   const auto command = [&](CLI::App* parent, const char* name, const char* help,
                            std::function<Answer()> action) {
     CLI::App* made = parent->add_subcommand(name, help);
@@ -58,6 +62,7 @@ int main(int argc, char** argv) {
       ->required();
   CLI11_PARSE(app, argc, argv);
 
+  context.timeout = static_cast<slice::DurationNs>(timeout_s * 1e9);
   context.socket_path = slice::client::ResolveSocketPath(socket.empty() ? nullptr : socket.c_str());
   const Answer answer = run();
   if (!answer.ok()) {
