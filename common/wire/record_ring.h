@@ -42,6 +42,10 @@ class RecordRing {
   // Producer, after pushing: true when the consumer sleeps and must be woken (seq_cst fence
   // inside).
   [[nodiscard]] bool ConsumerSleeps() const;
+  // Producer: bytes pushed for ever, and those of them that the consumer says it has taken (it may
+  // say anything).
+  uint64_t pushed() const { return own_tail_; }
+  uint64_t taken() const { return head().load(std::memory_order_acquire); }
 
   // Consumer. kOk + false = empty. kProtocol: the producer broke the format; give the ring up.
   struct Record {

@@ -222,6 +222,9 @@ class Engine {
   // When Run must be called again without an event; kNever if not.
   virtual TimeNs NextWake() const = 0;
 
+  // Bit d: the op that runs on device d has taken so much longer than predicted that the device
+  // gets no new work.
+  virtual uint64_t OverrunDevices(TimeNs now) const = 0;
   virtual const Counters& counters() const = 0;
   virtual std::string policy_name() const = 0;
   // JSON object texts for `slicectl status|devices|tenants`.

@@ -69,6 +69,7 @@ class EngineImpl final : public Engine {
   void Run(TimeNs now) override;
   TimeNs NextWake() const override;
 
+  uint64_t OverrunDevices(TimeNs now) const override;
   const Counters& counters() const override { return counters_; }
   std::string policy_name() const override { return std::string(policy_->name()); }
   std::string StatusJson(TimeNs now) const override;

@@ -67,6 +67,16 @@ TimeNs EngineImpl::LaunchedEnd(const DeviceState& device, TimeNs now, bool* over
   return end;
 }
 
+uint64_t EngineImpl::OverrunDevices(TimeNs now) const {
+  uint64_t mask = 0;
+  for (const DeviceState& device : devices_) {
+    bool overrun = false;
+    LaunchedEnd(device, now, &overrun);
+    mask |= uint64_t{overrun} << device.index;
+  }
+  return mask;
+}
+
 TimeNs EngineImpl::FreeAt(const DeviceState& device, TimeNs now) const {
   bool overrun = false;
   TimeNs end = LaunchedEnd(device, now, &overrun);

@@ -32,10 +32,11 @@ std::vector<std::string> Names(const std::vector<Item>& items) {
 EngineLoop::EngineLoop(const engine::Config& config, Options options, Events events)
     : options_(options),
       events_(std::move(events)),
-      device_count_(config.devices.size()),
+      devices_(config.devices),
       timeline_(Names(config.devices), Names(config.domains), options.timeline_events_max),
       wake_devices_(config.devices.size()),
-      running_since_(config.devices.size()) {}
+      executor_watch_(config.devices.size(), options.executor_limits),
+      stuck_logged_(config.devices.size()) {}
 
 Result<std::unique_ptr<EngineLoop>> EngineLoop::Create(const engine::Config& config,
                                                        std::span<std::byte> gmg_memory,
@@ -127,7 +128,7 @@ bool EngineLoop::Turn() {
   }
   to_publish_.clear();
   RunWatches();
-  CheckHang();
+  WatchExecutor();
   return worked;
 }
 
@@ -155,12 +156,7 @@ TimeNs EngineLoop::NextWake() const {
   for (const auto& [id, tenant] : tenants_)
     retry = retry || (tenant->ring->throttled() && !tenant->broken);
   if (retry) wake = std::min(wake, now + kRetryDelay);
-  if (options_.hang_limit > 0 && !hang_reported_) {
-    for (const TimeNs since : running_since_) {
-      if (since != 0) wake = std::min(wake, since + options_.hang_limit);
-    }
-  }
-  return wake;
+  return executor_ == nullptr ? wake : std::min(wake, executor_watch_.NextLook(now));
 }
 
 void EngineLoop::ArmTimer(TimeNs when) {
@@ -206,6 +202,7 @@ void EngineLoop::AttachExecutor(std::unique_ptr<ExecutorRings> rings, uint64_t g
   SLICE_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, executor_->engine_event.get(), &event) == 0,
               "epoll: executor");
   reports_broken_ = hang_reported_ = false;
+  ForgetExecutorState();
   engine_->ExecutorReady(now_);
 }
 
@@ -218,7 +215,7 @@ void EngineLoop::DetachExecutor() {
   reports_.reset();
   executor_.reset();
   overflow_.clear();
-  std::fill(running_since_.begin(), running_since_.end(), 0);
+  ForgetExecutorState();
   engine_->ExecutorLost(now_);
 }
 
@@ -245,37 +242,56 @@ bool EngineLoop::DrainReports() {
 }
 
 void EngineLoop::NoteReport(uint32_t type, std::span<const std::byte> payload) {
-  const auto set = [this](uint32_t device, TimeNs since) {
-    if (device < running_since_.size()) running_since_[device] = since;
-  };
+  executor_watch_.Reported();
   if (type == wire::kStarted && payload.size() == sizeof(wire::Started)) {
     wire::Started started{};
     std::memcpy(&started, payload.data(), sizeof started);
-    set(started.device, now_);
+    executor_watch_.Started(started.device, now_);
   } else if (type == wire::kFinished && payload.size() == sizeof(wire::Finished)) {
     wire::Finished finished{};
     std::memcpy(&finished, payload.data(), sizeof finished);
-    set(finished.device, 0);
+    executor_watch_.Finished(finished.device);
   } else if (type == wire::kFailed) {
-    // Does not say its device; the next Started of each one corrects this.
-    std::fill(running_since_.begin(), running_since_.end(), 0);
+    executor_watch_.Failed();
   }
 }
 
-void EngineLoop::CheckHang() {
-  if (options_.hang_limit <= 0 || hang_reported_) return;
-  for (size_t device = 0; device < running_since_.size(); ++device) {
-    if (running_since_[device] == 0 || now_ - running_since_[device] < options_.hang_limit)
-      continue;
-    hang_reported_ = true;
-    events_.executor_fault(
-        executor_generation_,
-        Error(StatusCode::kTimeout,
-              "device %zu: an op has been running for %lld ms, the limit is %lld", device,
-              static_cast<long long>((now_ - running_since_[device]) / kMillisecond),
-              static_cast<long long>(options_.hang_limit / kMillisecond)));
-    return;
+void EngineLoop::ForgetExecutorState() {
+  executor_watch_.Reset();
+  silence_logged_ = false;
+  std::fill(stuck_logged_.begin(), stuck_logged_.end(), false);
+}
+
+// Says once when the executor, or a device of it, stops responding and when it goes on; reports a
+// hang.
+void EngineLoop::WatchExecutor() {
+  if (commands_ == nullptr) return;
+  executor_watch_.Look(commands_->taken(), commands_->pushed(), engine_->OverrunDevices(now_),
+                       now_);
+  const TimeNs silent_since = executor_watch_.silent_since();
+  if ((silent_since != 0) != silence_logged_) {
+    silence_logged_ = silent_since != 0;
+    executor_log_.Warn(silence_logged_
+                           ? "the executor does not respond: commands wait since " +
+                                 std::to_string((now_ - silent_since) / kMillisecond) + " ms"
+                           : "the executor responds again");
   }
+  for (size_t device = 0; device < devices_.size(); ++device) {
+    const TimeNs stuck_since = executor_watch_.stuck_since(device);
+    if ((stuck_since != 0) == stuck_logged_[device]) continue;
+    stuck_logged_[device] = stuck_since != 0;
+    const std::string name = "device '" + devices_[device].name + "'";
+    executor_log_.Warn(stuck_since != 0
+                           ? name + ": an op has been running for " +
+                                 std::to_string((now_ - stuck_since) / kMillisecond) +
+                                 " ms, far longer than predicted; it gets no new work"
+                           : name + ": the op that ran far longer than predicted is over");
+  }
+  if (hang_reported_) return;
+  const std::optional<std::string> hang = executor_watch_.Hang(now_);
+  if (!hang.has_value()) return;
+  hang_reported_ = true;
+  events_.executor_fault(executor_generation_, Status(StatusCode::kTimeout, *hang));
 }
 
 void EngineLoop::ToExecutor(uint32_t type, std::span<const std::byte> payload, DeviceIndex wake) {
@@ -351,9 +367,33 @@ std::string EngineLoop::StatusJson() {
   status["round_ns_p99"] = quantile(99);
   status["engine_turns"] = round_count_;
   status["sessions"] = tenants_.size();
-  status["executor_up"] = executor_ != nullptr;
+  // "executor" is up, given up or restarting, as far as the engine knows.
+  const TimeNs silent_since = executor_watch_.silent_since();
+  status["executor_up"] = executor_ != nullptr && silent_since == 0;
+  if (silent_since != 0) {
+    status["executor"] = "not responding";
+    status["executor_silent_ns"] = now_ - silent_since;
+  }
+  for (size_t device = 0; device < devices_.size(); ++device) {
+    const TimeNs stuck_since = executor_watch_.stuck_since(device);
+    if (stuck_since != 0) status["overrun"][devices_[device].name + "_ns"] = now_ - stuck_since;
+  }
   status["timeline_on"] = timeline_.on();
   return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string EngineLoop::DevicesJson(bool executor_stopped) {
+  nlohmann::json answer = nlohmann::json::parse(engine_->DevicesJson(now_), nullptr, false);
+  if (!answer.is_object()) answer = nlohmann::json::object();
+  const bool silent = executor_stopped || executor_watch_.silent_since() != 0;
+  for (nlohmann::json& device : answer["devices"]) {
+    device["state"] = executor_ == nullptr             ? "no executor"
+                      : silent                         ? "not responding"
+                      : device.value("overrun", false) ? "overrun"
+                      : device.contains("running")     ? "running"
+                                                       : "idle";
+  }
+  return answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace slice::server

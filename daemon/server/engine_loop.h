@@ -34,6 +34,7 @@
 #include "common/status.h"
 #include "common/wire/record_ring.h"
 #include "daemon/engine/engine.h"
+#include "daemon/server/executor_watch.h"
 #include "daemon/server/mailbox.h"
 #include "daemon/server/tenant_ring.h"
 #include "daemon/server/timeline.h"
@@ -70,7 +71,7 @@ class EngineLoop final : private engine::Sink {
   struct Options {
     uint32_t sequences_max = 4096;
     uint32_t faults_max = 16;
-    DurationNs hang_limit = 0;
+    ExecutorWatch::Limits executor_limits;
     size_t timeline_events_max = 1'000'000;
   };
   using EngineFactory = std::function<Result<std::unique_ptr<engine::Engine>>(
@@ -118,7 +119,9 @@ class EngineLoop final : private engine::Sink {
   void DetachExecutor();
   void ExecutorGivenUp();
 
+  // The engine's answers, with what only the shell knows.
   std::string StatusJson();
+  std::string DevicesJson(bool executor_stopped);
 
  private:
   struct LiveSubmit {
@@ -170,7 +173,8 @@ class EngineLoop final : private engine::Sink {
 
   bool DrainReports();
   void NoteReport(uint32_t type, std::span<const std::byte> payload);
-  void CheckHang();
+  void WatchExecutor();
+  void ForgetExecutorState();
   void FlushCommands();
   void RunWatches();
 
@@ -183,7 +187,7 @@ class EngineLoop final : private engine::Sink {
 
   const Options options_;
   const Events events_;
-  const size_t device_count_;
+  const std::vector<engine::DeviceConfig> devices_;
   Timeline timeline_;
   std::unique_ptr<engine::Engine> engine_;
   TimeNs now_ = 0;
@@ -213,7 +217,9 @@ class EngineLoop final : private engine::Sink {
   std::deque<Command> overflow_;  // commands that the ring had no room for
   std::vector<bool> wake_devices_;
   bool wake_any_ = false;
-  std::vector<TimeNs> running_since_;  // by device; 0 = idle
+  ExecutorWatch executor_watch_;
+  bool silence_logged_ = false;
+  std::vector<bool> stuck_logged_;  // by device
   uint64_t executor_generation_ = 0;
   bool reports_broken_ = false;  // nothing more is believed until another executor is attached
   bool hang_reported_ = false;
@@ -222,6 +228,7 @@ class EngineLoop final : private engine::Sink {
   std::array<DurationNs, 1024> round_samples_{};
   uint64_t round_count_ = 0;
   RateLimitedLog fault_log_{"server", 5};
+  RateLimitedLog executor_log_{"server", 5};
 };
 
 }  // namespace slice::server

@@ -26,13 +26,15 @@ Result<Listener> Listener::Listen(const std::string& path) {
   const auto* raw = reinterpret_cast<const sockaddr*>(&address);
 
   // The folder of a socket under /run is gone after every boot.
-  const std::string folder = path.substr(0, path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+  const std::string folder =
+      path.substr(0, path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
   if (!folder.empty()) ::mkdir(folder.c_str(), 0755);  // what is wrong with it, open() says
   const std::string lock_path = path + ".lock";
   Fd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid()) {
     return ErrnoError(StatusCode::kInvalid, errno,
-                      "cannot open '%s': does the socket's folder exist, and is it writable? --socket names another place",
+                      "cannot open '%s': does the socket's folder exist, and is it writable? "
+                      "--socket names another place",
                       lock_path.c_str());
   }
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -73,8 +75,16 @@ Listener::~Listener() {
   // The lock's file stays: removing it would let two daemons hold locks on two files of one name.
 }
 
-Fd Listener::Accept() const {
-  return Fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+Listener::Accepted Listener::Accept() {
+  const auto accept = [this] {
+    return Fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  };
+  Accepted accepted{accept(), false};
+  if (accepted.socket.valid() || (errno != EMFILE && errno != ENFILE)) return accepted;
+  spare_.Close();
+  return {accept(), true};
 }
+
+void Listener::KeepSpare() { spare_ = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 }  // namespace slice::server

@@ -19,15 +19,25 @@ class Listener {
   // Removes the socket file if it is still ours.
   ~Listener();
 
-  // Not valid: nobody waits (any more).
-  Fd Accept() const;
+  struct Accepted {
+    Fd socket;  // not valid: nobody waits (any more)
+    // This process has no descriptor left but the one that is kept for this case: say so to the
+    // peer, close the socket and call KeepSpare. Else who waits would stay in the queue, and this
+    // thread would be woken for him again and again.
+    bool exhausted = false;
+  };
+  Accepted Accept();
+  void KeepSpare();
   const Fd& fd() const { return fd_; }
 
  private:
   Listener(Fd fd, Fd lock, std::string path, unsigned long inode)
-      : fd_(std::move(fd)), lock_(std::move(lock)), path_(std::move(path)), inode_(inode) {}
+      : fd_(std::move(fd)), lock_(std::move(lock)), path_(std::move(path)), inode_(inode) {
+    KeepSpare();
+  }
   Fd fd_;
   Fd lock_;  // flock on PATH.lock: two daemons that start at once
+  Fd spare_;
   std::string path_;
   unsigned long inode_ = 0;
 };

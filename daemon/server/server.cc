@@ -7,17 +7,24 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
 
 #include "common/clock.h"
+#include "common/process.h"
 
 namespace slice::server {
 namespace {
 
 // Connections beyond a user's sessions: slicectl, and programs that are about to say Hello.
 constexpr uint32_t kExtraConnectionsPerUser = 16;
+// Beyond these, for administration only: root and the daemon's user can always look.
+constexpr uint32_t kReservedConnections = 8;
+// A turn: whoever connects again and again leaves the others their time.
+constexpr int kAcceptsPerTurn = 32;
+constexpr size_t kHoldersShown = 4;
 constexpr DurationNs kDrainLimit = 5 * kSecond;
 
 void RaiseDescriptorLimit() {
@@ -52,7 +59,7 @@ Status Server::Open(Parts parts) {
   EngineLoop::Options options;
   options.sequences_max = config_.limits.sequences_max;
   options.faults_max = config_.limits.faults_max;
-  options.hang_limit = config_.hang_limit;
+  options.executor_limits = {config_.executor_silence, config_.hang_limit};
   EngineLoop::Events events;
   events.tenant_fault = [this](TenantId tenant, Status why) {
     mailbox_.Post([this, tenant, why] {
@@ -84,13 +91,14 @@ Status Server::Open(Parts parts) {
   };
   services_->end_session = [this](uint32_t number) { ended_.push_back(number); };
   services_->status_json = [this] { return StatusJson(); };
+  services_->devices_json = [this] { return DevicesJson(); };
   SLICE_RETURN_IF_ERROR(supervisor_->Start());
   loop_->Start();
   SLICE_RETURN_IF_ERROR(gmg_->Publish(config_.socket_path));
   SLICE_RETURN_IF_ERROR(
       poller_.Add(mailbox_.fd().get(), EPOLLIN, [this](uint32_t) { mailbox_.Drain(); }));
   SLICE_RETURN_IF_ERROR(
-      poller_.Add(listener_->fd().get(), EPOLLIN, [this](uint32_t) { AcceptAll(); }));
+      poller_.Add(listener_->fd().get(), EPOLLIN, [this](uint32_t) { AcceptSome(); }));
   SLICE_LOG_INFO("server", "sliced %d serves %zu devices on '%s', policy '%s'", ::getpid(),
                  config_.devices.size(), config_.socket_path.c_str(),
                  config_.engine.policy.c_str());
@@ -124,9 +132,12 @@ void Server::RequestStop() {
 
 void Server::Run() {
   while (!stopping_) {
-    const TimeNs wake = supervisor_->NextWake();
+    TimeNs wake = supervisor_->NextWake();
+    if (!hello_deadlines_.empty()) wake = std::min(wake, hello_deadlines_.begin()->first);
     poller_.Wait(wake == kNever ? -1 : std::max<DurationNs>(0, wake - MonotonicNow()));
-    if (wake != kNever) supervisor_->OnTimer(MonotonicNow());
+    const TimeNs now = MonotonicNow();
+    supervisor_->OnTimer(now);
+    EndSilentConnections(now);
     EndSessions();
   }
   Drain();
@@ -153,30 +164,92 @@ void Server::Drain() {
   SLICE_LOG_INFO("server", "sliced stopped");
 }
 
-void Server::AcceptAll() {
-  for (;;) {
-    Fd socket = listener_->Accept();
-    if (!socket.valid()) return;
-    Result<Peer> peer = IdentifyPeer(socket);
-    if (!peer.ok()) continue;
-    const uid_t uid = peer->uid;
-    const uint32_t allowed = config_.PolicyOf(uid).sessions_max + kExtraConnectionsPerUser;
-    if (connections_[uid] >= allowed) {
-      services_->fault_log.Warn("user " + std::to_string(uid) + " has " +
-                                std::to_string(connections_[uid]) +
-                                " connections: another one is refused");
+void Server::AcceptSome() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    Listener::Accepted accepted = listener_->Accept();
+    if (accepted.exhausted) {
+      const Status status =
+          Error(StatusCode::kNoMemory, "sliced (pid %d) has no descriptor left: try again later",
+                ::getpid());
+      services_->fault_log.Warn(status.text());
+      if (accepted.socket.valid()) SendFarewell(accepted.socket, status);
+      accepted.socket.Close();
+      listener_->KeepSpare();
+      return;
+    }
+    if (!accepted.socket.valid()) return;
+    Result<Peer> peer = IdentifyPeer(accepted.socket);
+    if (peer.ok()) Welcome(std::move(accepted.socket), std::move(*peer));
+  }
+}
+
+void Server::Welcome(Fd socket, Peer peer) {
+  const uid_t uid = peer.uid;
+  const uint32_t open = connections_.contains(uid) ? connections_[uid] : 0;
+  const uint32_t limit = config_.PolicyOf(uid).sessions_max + kExtraConnectionsPerUser;
+  Status too_many;
+  if (open >= limit) {
+    too_many = Error(StatusCode::kQuota,
+                     "too many connections of uid %u: limit %u, held by %s: close some", uid, limit,
+                     ConnectionHolders(uid).c_str());
+    const bool is_privileged = uid == 0 || uid == ::geteuid();
+    if (!is_privileged || open >= limit + kReservedConnections) {
+      services_->fault_log.Warn(too_many.text());
+      SendFarewell(socket, too_many);
+      return;
+    }
+  }
+  const uint32_t number = next_session_++;
+  auto session =
+      std::make_unique<Session>(services_.get(), number, std::move(socket), std::move(peer));
+  session->RefuseHello(too_many);
+  const Status started = session->Start();
+  if (!started.ok()) {
+    services_->fault_log.Warn(started.ToString());
+    return;
+  }
+  hello_deadlines_.emplace(session->hello_deadline(), number);
+  ++connections_[uid];
+  sessions_.emplace(number, std::move(session));
+}
+
+// "pid 71 (140), pid 72 (4)": the processes of this user with the most connections.
+std::string Server::ConnectionHolders(uid_t uid) const {
+  std::map<pid_t, uint32_t> counts;
+  for (const auto& [number, session] : sessions_) {
+    if (session->peer().uid == uid) ++counts[session->peer().pid];
+  }
+  std::vector<std::pair<uint32_t, pid_t>> holders;
+  for (const auto& [pid, count] : counts) holders.emplace_back(count, pid);
+  std::sort(holders.rbegin(), holders.rend());
+  std::string text;
+  for (size_t i = 0; i < holders.size() && i < kHoldersShown; ++i) {
+    text += (i == 0 ? "pid " : ", pid ") + std::to_string(holders[i].second) + " (" +
+            std::to_string(holders[i].first) + ")";
+  }
+  if (holders.size() > kHoldersShown) text += ", ...";
+  return text;
+}
+
+void Server::EndSilentConnections(TimeNs now) {
+  while (!hello_deadlines_.empty() && hello_deadlines_.begin()->first <= now) {
+    const uint32_t number = hello_deadlines_.begin()->second;
+    hello_deadlines_.erase(hello_deadlines_.begin());
+    const auto found = sessions_.find(number);
+    if (found == sessions_.end() || found->second->is_tenant()) continue;
+    Session* session = found->second.get();
+    if (session->hello_deadline() > now) {
+      // Asked again when it may be over; while a request is being answered, a timeout later.
+      hello_deadlines_.emplace(std::min(session->hello_deadline(), now + config_.hello_timeout),
+                               number);
       continue;
     }
-    const uint32_t number = next_session_++;
-    auto session =
-        std::make_unique<Session>(services_.get(), number, std::move(socket), std::move(*peer));
-    const Status started = session->Start();
-    if (!started.ok()) {
-      services_->fault_log.Warn(started.ToString());
-      continue;
-    }
-    ++connections_[uid];
-    sessions_.emplace(number, std::move(session));
+    const Status why =
+        Error(StatusCode::kTimeout, "connection of uid %u, pid %d: no Hello within %lld ms",
+              session->peer().uid, session->peer().pid,
+              static_cast<long long>(config_.hello_timeout / kMillisecond));
+    services_->fault_log.Warn(why.text());
+    session->End(why);
   }
 }
 
@@ -201,10 +274,21 @@ std::string Server::StatusJson() {
   status["epoch"] = services_->daemon_epoch;
   status["uptime_ns"] = MonotonicNow() - started_;
   status["executor_pid"] = supervisor_->pid();
+  if (IsStopped(supervisor_->pid())) {
+    status["executor"] = "stopped by a signal";
+    status["executor_up"] = false;
+  }
   status["executor_restarts"] = supervisor_->restarts();
   status["connections"] = sessions_.size();
   status["templates"] = templates_->size();
   return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string Server::DevicesJson() {
+  const bool stopped = IsStopped(supervisor_->pid());
+  std::string text;
+  loop_->Call([&] { text = loop_->DevicesJson(stopped); });
+  return text;
 }
 
 }  // namespace slice::server

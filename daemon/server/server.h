@@ -10,8 +10,10 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/status.h"
@@ -50,10 +52,14 @@ class Server {
  private:
   explicit Server(ServerConfig config) : config_(std::move(config)) {}
   Status Open(Parts parts);
-  void AcceptAll();
+  void AcceptSome();
+  void Welcome(Fd socket, Peer peer);
+  std::string ConnectionHolders(uid_t uid) const;
+  void EndSilentConnections(TimeNs now);
   void EndSessions();
   void Drain();
   std::string StatusJson();
+  std::string DevicesJson();
 
   ServerConfig config_;  // not changed after Open
   Poller poller_;
@@ -68,6 +74,7 @@ class Server {
   std::unordered_map<uint32_t, std::unique_ptr<Session>> sessions_;
   std::vector<uint32_t> ended_;  // to be destroyed at the end of the turn
   std::unordered_map<uid_t, uint32_t> connections_;
+  std::set<std::pair<TimeNs, uint32_t>> hello_deadlines_;  // may be out of date: ask the session
   uint32_t next_session_ = 1;
   TimeNs started_ = 0;
   bool stopping_ = false;

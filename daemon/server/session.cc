@@ -31,17 +31,29 @@ uint32_t ClassNumber(ServiceClass service_class) {
 
 }  // namespace
 
+void SendFarewell(const Fd& socket, const Status& why) {
+  proto::Reply reply;  // id 0: no request's
+  reply.set_status(static_cast<int32_t>(why.code()));
+  reply.set_text(why.text().substr(0, wire::kControlMessageBytesMax / 2));
+  // Whoever does not read his socket misses it.
+  [[maybe_unused]] const Status sent = SendPacket(socket, reply.SerializeAsString(), {}, true);
+}
+
 Session::Session(Services* services, uint32_t number, Fd socket, Peer peer)
-    : services_(services), number_(number), socket_(std::move(socket)), peer_(std::move(peer)) {}
+    : services_(services),
+      number_(number),
+      socket_(std::move(socket)),
+      peer_(std::move(peer)),
+      hello_deadline_(MonotonicNow() + services->config.hello_timeout) {}
 
 Session::~Session() {
   services_->poller.Remove(socket_.get());
   if (peer_.pidfd.valid()) services_->poller.Remove(peer_.pidfd.get());
   if (!is_tenant_) return;
   --services_->home_counts[home_];
-  --services_->tenant_count;
+  // It counts until nothing is left of it: else sessions that are opened, given a long op and
+  // closed again would pile up without a limit.
   ++services_->tenants_leaving;
-  if (--services_->tenants_of_uid[peer_.uid] == 0) services_->tenants_of_uid.erase(peer_.uid);
   // References on templates: of graphs, of bindings, and of bindings whose last request has not
   // ended (their own task).
   std::vector<TemplateId> templates;
@@ -49,12 +61,16 @@ Session::~Session() {
   bindings_.ForEach([&](const Binding& binding) { templates.push_back(binding.graph); });
   Services* services = services_;
   const TenantId id = tenant();
+  const uid_t uid = peer_.uid;
   services->loop.Call([&] {
     services->loop.RemoveTenant(id, farewell_);
     services->loop.WhenTrue([services, id] { return services->loop.engine().TenantGone(id); },
-                            [services, id, templates] {
-                              services->mailbox.Post([services, id, templates] {
+                            [services, id, uid, templates] {
+                              services->mailbox.Post([services, id, uid, templates] {
                                 --services->tenants_leaving;
+                                --services->tenant_count;
+                                if (--services->tenants_of_uid[uid] == 0)
+                                  services->tenants_of_uid.erase(uid);
                                 services->supervisor.DropTenant(id);
                                 for (const TemplateId graph : templates)
                                   services->templates.Release(graph);
@@ -78,6 +94,7 @@ void Session::End(const Status& why) {
   if (ending_) return;
   ending_ = true;
   services_->poller.Remove(socket_.get());
+  if (why.code() != StatusCode::kDaemonLost) SendFarewell(socket_, why);
   if (is_tenant_) {
     const bool is_fault = why.code() == StatusCode::kProtocol;
     const std::string text = "session " + std::to_string(number_) + " '" + name_ + "' (uid " +
@@ -193,7 +210,10 @@ void Session::Dispatch(const proto::Request& request, std::vector<Fd> fds) {
                        "request of an unknown kind: is the client newer than sliced?");
     }
   }
-  if (status.ok()) return;
+  if (status.ok()) {
+    if (is_administration) hello_deadline_ = MonotonicNow() + services_->config.hello_timeout;
+    return;
+  }
   ReplyError(status);
   if (status.code() == StatusCode::kProtocol) Fault(status);
 }
@@ -256,6 +276,7 @@ Status Session::CheckHello(const proto::Hello& hello, const TenantPolicy& policy
                            size_t fd_count) const {
   const SessionLimits& limits = services_->config.limits;
   if (is_tenant_) return Error(StatusCode::kProtocol, "a second Hello on one connection");
+  SLICE_RETURN_IF_ERROR(hello_refusal_);
   if (hello.abi_major() != SLICE_ABI_MAJOR || hello.ring_version() != wire::kTenantRingVersion) {
     return Error(StatusCode::kVersion,
                  "client speaks ABI %u.%u, ring %u; sliced speaks %u.%u, ring %u: update the older",
@@ -285,8 +306,9 @@ Status Session::CheckHello(const proto::Hello& hello, const TenantPolicy& policy
   const auto open = services_->tenants_of_uid.find(peer_.uid);
   if (open != services_->tenants_of_uid.end() && open->second >= policy.sessions_max) {
     return Error(StatusCode::kQuota,
-                 "user %u has %u sessions open, the config allows %u: close one", peer_.uid,
-                 open->second, policy.sessions_max);
+                 "user %u has %u sessions, the config allows %u: close one (one that was closed "
+                 "counts until its last op has ended)",
+                 peer_.uid, open->second, policy.sessions_max);
   }
   return Status::Ok();
 }

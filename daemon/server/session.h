@@ -38,6 +38,9 @@ namespace slice::server {
 
 class Session;
 
+// The last word to a peer whose connection ends or is not taken: a Reply with id 0. Never blocks.
+void SendFarewell(const Fd& socket, const Status& why);
+
 // What sessions need of their server. Everything outlives them.
 struct Services {
   Services(const ServerConfig& config_in, Poller& poller_in, Mailbox& mailbox_in,
@@ -57,14 +60,14 @@ struct Services {
   uint64_t daemon_epoch = 0;
   std::thread background;                    // writes a timeline; at most one
   std::vector<uint32_t> home_counts;         // sessions by home device
-  std::map<uid_t, uint32_t> tenants_of_uid;  // sessions after Hello
-  uint32_t tenant_count = 0;
-  uint32_t tenants_leaving = 0;  // ended, but the engine still waits for their last ops
+  std::map<uid_t, uint32_t> tenants_of_uid;  // sessions after Hello, those that leave too
+  uint32_t tenant_count = 0;                 // sessions after Hello
+  uint32_t tenants_leaving = 0;  // of these: ended, but the engine still waits for their last ops
   uint32_t next_set = 1, next_binding = 1;
   RateLimitedLog fault_log{"server", 5};
   std::function<Session*(uint32_t number)> find_session;
   std::function<void(uint32_t number)> end_session;  // at the end of the turn
-  std::function<std::string()> status_json;
+  std::function<std::string()> status_json, devices_json;
 };
 
 class Session {
@@ -76,6 +79,11 @@ class Session {
 
   // Starts watching the socket and the process.
   Status Start();
+  // Hello is refused with this: the connection is for administration only.
+  void RefuseHello(Status why) { hello_refusal_ = std::move(why); }
+  // When a connection is ended that is no tenant's by then; later after each request of an
+  // administrator, and never while one is being answered.
+  TimeNs hello_deadline() const { return is_tenant_ || busy_ ? kNever : hello_deadline_; }
   uint32_t number() const { return number_; }
   bool is_tenant() const { return is_tenant_; }
   const Peer& peer() const { return peer_; }
@@ -149,6 +157,8 @@ class Session {
   bool ending_ = false;
   uint64_t request_id_ = 0;  // of the request being answered
   uint32_t faults_ = 0;
+  TimeNs hello_deadline_;
+  Status hello_refusal_;
   StatusCode farewell_ = StatusCode::kCancelled;
 
   std::string name_;

@@ -48,6 +48,69 @@ TEST_F(DaemonTest, Happy_ExecutorThatIsKilledComesBack) {
   EXPECT_EQ(daemon.CtlJson({"status"})["executor_restarts"], 1);
 }
 
+TEST_F(DaemonTest, Edge_StoppedExecutorIsShownAndGoesOn) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  MlpTenant tenant(daemon.socket());
+  ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
+  ASSERT_EQ(tenant.Run(1), SLICE_OK) << slice_last_error();
+  const pid_t executor = ExecutorPid(daemon);
+  ASSERT_EQ(::kill(executor, SIGSTOP), 0);
+  const auto state = [&](const char* key) { return daemon.CtlJson({"status"})[key]; };
+  // The kernel says so at once ...
+  EXPECT_TRUE(Eventually([&] { return state("executor") == "stopped by a signal"; }));
+  EXPECT_EQ(state("executor_up"), false);
+  EXPECT_EQ(daemon.CtlJson({"devices"})["devices"][0]["state"], "not responding");
+  // ... and the engine notices that its commands are not taken.
+  MlpTenant::Request request;
+  ASSERT_EQ(tenant.Submit(2, &request), SLICE_OK) << slice_last_error();
+  EXPECT_TRUE(Eventually([&] { return !state("executor_silent_ns").is_null(); }));
+  EXPECT_NE(ReadWholeFile(daemon.log_path()).find("the executor does not respond"),
+            std::string::npos);
+  ASSERT_EQ(::kill(executor, SIGCONT), 0);
+  EXPECT_EQ(tenant.Wait(&request), SLICE_OK) << slice_last_error();
+  EXPECT_TRUE(Eventually([&] { return state("executor_up") == true; }));
+  EXPECT_EQ(state("executor"), "up");
+  EXPECT_EQ(state("executor_restarts"), 0);
+}
+
+TEST_F(DaemonTest, Edge_StoppedExecutorIsReplacedAtTheHangLimit) {
+  TempFolder folder;
+  const std::string file = folder.File("sliced.toml");
+  std::ofstream(file) << "[daemon]\nhang_limit_ms = 300\n[[domain]]\nname = \"cpu0\"\npool = "
+                         "\"64MiB\"\nretained = \"64MiB\"\n[[device]]\nname = \"cpu0\"\n"
+                         "[tenant_defaults]\nclass = \"online\"\n";
+  const std::string socket = folder.File("s.sock");
+  const pid_t pid =
+      Spawn({SLICED, "--config", file, "--socket", socket, "--executor", SLICE_EXECUTOR},
+            folder.File("log"));
+  ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(socket + ".gmg"); }));
+  MlpTenant tenant(socket);
+  ASSERT_EQ(tenant.status(), SLICE_OK) << slice_last_error();
+  ASSERT_EQ(tenant.Run(1), SLICE_OK) << slice_last_error();
+  const std::string log = ReadWholeFile(folder.File("log"));
+  const size_t at = log.find("server: executor ");
+  ASSERT_NE(at, std::string::npos) << log;
+  ASSERT_EQ(::kill(std::stoi(log.substr(at + 17)), SIGSTOP), 0);
+  EXPECT_EQ(tenant.Run(2), SLICE_OK) << slice_last_error();  // by the next executor
+  EXPECT_NE(ReadWholeFile(folder.File("log")).find("no command was taken for"), std::string::npos)
+      << ReadWholeFile(folder.File("log"));
+  ::kill(pid, SIGTERM);
+  EXPECT_EQ(WaitFor(pid), 0);
+}
+
+TEST_F(DaemonTest, Edge_StoppedDaemonIsNotWaitedForInVain) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  daemon.Signal(SIGSTOP);
+  MlpTenant tenant(daemon.socket());  // a few seconds
+  EXPECT_EQ(tenant.status(), SLICE_ERR_TIMEOUT);
+  const std::string text = slice_last_error();
+  EXPECT_NE(text.find("pid " + std::to_string(daemon.pid())), std::string::npos) << text;
+  EXPECT_NE(text.find("kill -CONT"), std::string::npos) << text;
+  daemon.Signal(SIGCONT);
+  MlpTenant next(daemon.socket());
+  EXPECT_EQ(next.Run(1), SLICE_OK) << slice_last_error();
+}
+
 TEST_F(DaemonTest, Race_ExecutorIsKilledWhileRequestsFly) {
   LiveDaemon daemon(SLICE_EXECUTOR);
   MlpTenant tenant(daemon.socket());

@@ -27,6 +27,7 @@ class StubEngine final : public engine::Engine {
     std::atomic<uint64_t> tenants{0}, sets{0}, bindings{0}, templates{0};
     std::atomic<int64_t> last_deadline{0};
     std::atomic<int> last_class{-1};
+    std::atomic<uint64_t> overrun_devices{0};
   };
 
   StubEngine(Control* control, engine::Sink* sink) : control_(control), sink_(sink) {}
@@ -131,6 +132,7 @@ class StubEngine final : public engine::Engine {
     }
   }
   TimeNs NextWake() const override { return kNever; }
+  uint64_t OverrunDevices(TimeNs) const override { return control_->overrun_devices; }
   const engine::Counters& counters() const override { return counters_; }
   std::string policy_name() const override { return policy_; }
   std::string StatusJson(TimeNs) const override { return "{\"stub\":true}"; }
