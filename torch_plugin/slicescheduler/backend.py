@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from .capture import capture_backend
+from .capture import capture_backend, prepare_torch
 from .errors import CaptureError, DaemonUnavailable, ExecutorLost, InvalidArgument, SliceError
 from .options import parse_options
 from .runtime import Runner, kind_of
@@ -165,6 +165,7 @@ def compile(model, *, dynamic=None, fullgraph=True, **options):
 @functools.cache
 def register():
     """Makes the name "slicescheduler" known to torch.compile. The entry point does it too once installed."""
+    prepare_torch()
     if BACKEND in torch._dynamo.list_backends(exclude_tags=()):
         return
     torch._dynamo.register_backend(backend, name=BACKEND)

@@ -5,10 +5,15 @@ the graph functional, `reinplace` undoes that for updates of inputs, `serialize`
 `on_graph(captured)` decides how to run it: it returns a callable that takes the list of graph arguments and
 returns the list of graph outputs.
 
-Threads: Dynamo compiles under its own lock; a CapturedGraph is immutable afterwards and may be shared.
+Threads: one captures at a time. Dynamo compiles under a lock of its own, but torch's "somebody traces with FX" is
+one flag for the whole process, and every call of a compiled function raises while it is set; `_trace_alone` makes that
+flag count only in the thread that traces. Nothing here waits for the daemon. A CapturedGraph is immutable and may be shared.
 """
 
+import contextlib
 import dataclasses
+import functools
+import threading
 import time
 
 import torch
@@ -224,15 +229,52 @@ def capture_backend(on_graph, kind_of=None):
         def refuse_training(_module, _inputs):
             raise TrainingGraphError()
 
-        return aot_autograd(
-            fw_compiler=refuse_training,
-            bw_compiler=refuse_training,
-            inference_compiler=compile_inference,
-            decompositions={},
-            keep_inference_input_mutations=True,
-        )(graph_module, example_inputs)
+        with _trace_alone():
+            return aot_autograd(
+                fw_compiler=refuse_training,
+                bw_compiler=refuse_training,
+                inference_compiler=compile_inference,
+                decompositions={},
+                keep_inference_input_mutations=True,
+            )(graph_module, example_inputs)
 
     return backend
+
+
+_capture_lock = threading.RLock()  # a capture may compile an inner function
+_tracing_thread = None
+
+
+@contextlib.contextmanager
+def _trace_alone():
+    """Keeps captures apart, and what they set in torch from being taken for other threads' doing."""
+    global _tracing_thread
+    with _capture_lock:
+        outer, _tracing_thread = _tracing_thread, threading.get_ident()
+        try:
+            yield
+        finally:
+            _tracing_thread = outer
+
+
+@functools.cache
+def prepare_torch():
+    """Mends what torch 2.11 does wrong when several threads compile. Called before any program is compiled.
+
+    - torch.compile asks whether anybody in the process traces with FX; it must ask about *this* thread. Other
+      tracers than ours are answered as before. The function is looked up when torch wraps a program.
+    - With a CUDA build and no GPU, the first fake tensors of two threads at once crash the process while both
+      replace the device guard; after one call alone nothing is left to replace.
+    """
+    anybody_traces = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+
+    @functools.wraps(anybody_traces)
+    def this_thread_traces():
+        return _tracing_thread in (None, threading.get_ident()) and anybody_traces()
+
+    torch.fx._symbolic_trace.is_fx_symbolic_tracing = this_thread_traces
+    if not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()
 
 
 def placeholder_sources(graph_module):
