@@ -74,6 +74,31 @@ class Quota(SliceError):
     """The session is over its quota."""
 
 
+class ArenaFull(SliceError):
+    """Results that the program still holds, and inputs in flight, fill the session's shared memory.
+
+    results, held_bytes: the results and their bytes. arena_bytes: size of the whole. wanted_bytes: what did not fit.
+    """
+
+    def __init__(self, wanted_bytes, arena_bytes, results, held_bytes, *, status):
+        self.wanted_bytes, self.arena_bytes = wanted_bytes, arena_bytes
+        self.results, self.held_bytes = results, held_bytes
+        if wanted_bytes > arena_bytes:
+            why = "one input or result of this call is larger than all of it"
+        else:
+            why = (
+                f"results of earlier calls that your program still refers to ({results}, through tensors or views of "
+                f"them) take {held_bytes:,} bytes, inputs and results of calls in flight the rest"
+            )
+        cure = "" if wanted_bytes > arena_bytes else "keep clone()s of the results that you need and drop the results, or "
+        super().__init__(
+            f"no room for {wanted_bytes:,} bytes in the {arena_bytes:,} bytes of memory that this session shares with the "
+            f"daemon for inputs and results: {why}. To go on, {cure}give the session more with "
+            'options={"arena_bytes": ...}.',
+            status=status,
+        )
+
+
 class NeverFits(SliceError):
     """The request needs more memory than the tenant may ever use here."""
 

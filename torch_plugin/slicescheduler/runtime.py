@@ -155,7 +155,7 @@ class _Frame:
         self.ticket_reference = _byref(self.ticket)
 
     def fill(self, arguments, plan):
-        """Copies the dynamic arguments into their slots. Errors: InvalidArgument, SliceError (arena full)."""
+        """Copies the dynamic arguments into their slots. Errors: InvalidArgument, ArenaFull."""
         slots, words = self.slots, self.input_words
         if plan is not self.plan:
             self.plan = None

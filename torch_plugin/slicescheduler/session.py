@@ -19,7 +19,7 @@ import time
 import weakref
 
 from . import _abi
-from .errors import DaemonUnavailable, InvalidArgument, SliceError, StateLost
+from .errors import ArenaFull, DaemonUnavailable, InvalidArgument, SliceError, StateLost
 
 RECONNECT_SECONDS = 10.0
 _fork_count = 0
@@ -99,7 +99,7 @@ class Connection:
             self.library.session_close(self.handle)
 
     def take(self, nbytes):
-        """An ArenaSlot of at least `nbytes`. Errors: SliceError (arena full)."""
+        """An ArenaSlot of at least `nbytes`. Errors: ArenaFull."""
         capacity = size_class(nbytes)
         try:
             return self._pools[capacity].pop()
@@ -118,8 +118,13 @@ class Connection:
                 offset, address = self.library.arena_alloc(self.handle, capacity)
                 return ArenaSlot(offset, address, capacity)
             except SliceError as error:
-                if error.status != _abi.ERR_NO_MEMORY or attempt:
+                if error.status != _abi.ERR_NO_MEMORY:
                     raise
+                if attempt:
+                    held = self._held_bytes()
+                    raise ArenaFull(
+                        capacity, self.limits.arena_bytes, len(held), sum(held), status=error.status
+                    ) from None
                 self.reap()
                 gc.collect()  # results that only a reference cycle keeps
                 self._trim()
@@ -127,6 +132,12 @@ class Connection:
                 if pool:
                     return pool.pop()
         raise AssertionError("unreachable")
+
+    def _held_bytes(self):
+        """Capacities of the slots under living result tensors. Looks at every object of the process."""
+        buffers = [thing for thing in gc.get_objects() if issubclass(type(thing), _ResultBuffer)]
+        owners = [getattr(buffer, "owner", (None, None)) for buffer in buffers]
+        return [slot.capacity for connection, slot in owners if connection is self]
 
     def _trim(self):
         """Hands all pooled slots back to the client library."""

@@ -151,17 +151,29 @@ def test_Happy_results_outlive_the_session(slice_abi):
     assert torch.equal(result, expected)
 
 
-@needs_fake
 def test_Edge_full_arena_names_the_cure_and_recovers(slice_abi):
     with torch.inference_mode():
-        step = compiled(lambda x: x + 1, arena_bytes=1 << 20)
+        step = compiled(lambda x: x + 1, arena_bytes=1 << 20, name="small arena")
         kept = []
-        with pytest.raises(slicescheduler.SliceError, match="arena"):
+        with pytest.raises(slicescheduler.ArenaFull, match=r"still refers to \(3,.*clone\(\).*arena_bytes") as caught:
             for _ in range(20):
                 kept.append(step(torch.zeros(64 * 1024)))
-        assert len(kept) >= 2
+        error = caught.value
+        assert (error.results, error.held_bytes) == (len(kept), 3 << 18)
+        assert (error.wanted_bytes, error.arena_bytes) == (1 << 18, 1 << 20)
+        views = [result[1:] for result in kept]
         kept.clear()
+        with pytest.raises(slicescheduler.ArenaFull):
+            step(torch.zeros(64 * 1024))
+        views.clear()
         assert step(torch.zeros(64 * 1024)).sum() == 64 * 1024
+
+
+def test_Edge_a_result_larger_than_the_arena_is_told_apart(slice_abi):
+    step = compiled(lambda x: x.expand(1 << 20).clone(), arena_bytes=1 << 20, name="small arena")
+    with torch.inference_mode(), pytest.raises(slicescheduler.ArenaFull, match="larger than all of it") as caught:
+        step(torch.zeros(1))
+    assert "clone()" not in str(caught.value) and "arena_bytes" in str(caught.value)
 
 
 def test_Happy_threads_share_one_graph(slice_abi):

@@ -41,7 +41,7 @@ def run_together(functions):
 
 def test_Race_threads_compile_new_shapes_of_same_and_different_models(slice_abi, many_recompiles):
     models = [Mlp().eval() for _ in range(THREADS // 2)]
-    steps = [torch.compile(model, backend="slicescheduler", fullgraph=True, dynamic=False) for model in models]
+    steps = [torch.compile(model, backend="slicescheduler", fullgraph=True) for model in models]
     jobs = []
     with torch.inference_mode():
         for i in range(THREADS):
@@ -59,7 +59,7 @@ def test_Race_threads_compile_new_shapes_of_same_and_different_models(slice_abi,
     run_together([lambda mine=mine: work(mine) for mine in jobs])
 
     assert len(done) == sum(map(len, jobs))
-    assert slicescheduler.stats().graphs - before >= 3 * THREADS, "each size was a compilation of its own"
+    assert slicescheduler.stats().graphs - before >= 3, "each rank needs a graph of its own"
 
 
 def test_Race_calls_go_on_while_another_thread_traces(slice_abi):
