@@ -1,10 +1,10 @@
 // Gaps between the steps of a sequence: see estimator.h. Quantiles are taken at bucket edges, on
 // the cautious side (p10 at the lower edge, p90 at the upper), so a gap is never thought to be
 // safer than it is by more than a quarter octave.
+#include "daemon/estimate/gap_estimator.h"
+
 #include <algorithm>
 #include <cmath>
-
-#include "daemon/estimate/estimator.h"
 
 namespace slice::estimate {
 namespace {

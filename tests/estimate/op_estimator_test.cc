@@ -52,7 +52,7 @@ TEST_F(OpEstimatorTest, Happy_ExactShapeConvergesToItsMean) {
   EXPECT_LT(prediction.spread, 5e5);
 }
 
-TEST_F(OpEstimatorTest, Happy_LinearFitPredictsShapesNeverSeen) {
+TEST_F(OpEstimatorTest, Happy_TableAndFitPredictShapesNeverSeen) {
   const auto truth = [](int64_t tokens) {
     return 300'000.0 + 25'000.0 * static_cast<double>(tokens);
   };
@@ -62,7 +62,8 @@ TEST_F(OpEstimatorTest, Happy_LinearFitPredictsShapesNeverSeen) {
   }
   for (const int64_t tokens : {32, 100, 500, 900, 2048}) {
     const Prediction prediction = estimator_.Predict(Shape(tokens));
-    EXPECT_EQ(prediction.level, Level::kLinear);
+    EXPECT_NE(prediction.level, Level::kExact);
+    EXPECT_NE(prediction.level, Level::kPrior);
     EXPECT_LT(Error(prediction.duration, truth(tokens)), 0.05) << tokens;
   }
 }
@@ -175,15 +176,19 @@ TEST_F(OpEstimatorTest, Edge_LinearFitFollowsAStepChangeOfAllShapes) {
 }
 
 TEST_F(OpEstimatorTest, Edge_ShapesAndSignaturesAreBounded) {
-  for (int64_t tokens = 0; tokens < 2 * static_cast<int64_t>(OpEstimator::kShapesMax); ++tokens) {
-    estimator_.Observe(Shape(tokens), 1'000'000);
-  }
-  EXPECT_EQ(estimator_.Predict(Shape(0)).level, Level::kLinear) << "not seen for longest: dropped";
-  EXPECT_EQ(estimator_.Predict(Shape(2 * OpEstimator::kShapesMax - 1)).level, Level::kExact);
-  for (uint64_t signature = 0; signature < OpEstimator::kSignaturesMax + 10; ++signature) {
+  const OpEstimator::Limits limits{.shapes = 256, .signatures = 64, .knots = 16};
+  estimator_ = OpEstimator(kFlopsPerSecond, kBytesPerSecond, limits);
+  for (int64_t tokens = 1; tokens <= 2'000; ++tokens) estimator_.Observe(Shape(tokens), 1'000'000);
+  EXPECT_EQ(estimator_.shape_count(), limits.shapes);
+  EXPECT_NE(estimator_.Predict(Shape(1)).level, Level::kExact) << "not seen for longest: dropped";
+  EXPECT_EQ(estimator_.Report(1)[0].shapes, limits.knots);
+  Feed(Shape(2'000), 1e6, 10);
+  EXPECT_EQ(estimator_.Predict(Shape(2'000)).level, Level::kExact);
+  for (uint64_t signature = 0; signature < 10 * limits.signatures; ++signature) {
     estimator_.Observe(Shape(1, signature), 1'000'000);
   }
-  EXPECT_EQ(estimator_.signature_count(), OpEstimator::kSignaturesMax);
+  EXPECT_EQ(estimator_.signature_count(), limits.signatures);
+  EXPECT_EQ(estimator_.Report(1'000).size(), limits.signatures);
 }
 
 }  // namespace

@@ -66,11 +66,13 @@ TEST_F(TransferEstimatorTest, Edge_OneSizeOnlyIsLearnedToo) {
   EXPECT_LE(estimator_.Predict(0, 1, 1), 500'000);
 }
 
-TEST_F(TransferEstimatorTest, Edge_LargerIsNeverFasterAtTheSplit) {
-  Feed(200 * kKiB, 9e5, 20);
-  Feed(512 * kKiB, 3e5, 20);
-  EXPECT_GE(estimator_.Predict(0, 1, TransferEstimator::kSplitBytes + 1),
-            estimator_.Predict(0, 1, TransferEstimator::kSplitBytes));
+TEST_F(TransferEstimatorTest, Edge_BetweenTwoMeasuredSizesThePredictionLiesBetweenTheirs) {
+  Feed(200 * kKiB, 9e5, 20, 0);
+  Feed(512 * kKiB, 3e5, 20, 0);
+  for (int64_t bytes = 200 * kKiB; bytes <= 512 * kKiB; bytes += kKiB) {
+    ASSERT_LE(estimator_.Predict(0, 1, bytes), 930'000) << bytes;
+    ASSERT_GE(estimator_.Predict(0, 1, bytes), 280'000) << bytes;
+  }
 }
 
 // Bound: 5 % once warm.

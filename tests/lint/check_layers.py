@@ -32,6 +32,7 @@ ALLOWED = {
     # daemon/sim: only the order in which a device takes ready ops, which simulator and executor must share.
     "daemon/executor": {"common", "include", "proto", "daemon/graph", "daemon/sim"},
     "libclient": {"common", "include", "proto"},
+    "tools/replay": {"common", "daemon/estimate"},
     "tools/slicectl": {"common", "include", "proto", "daemon/gmg", "libclient"},
 }
 UNCHECKED = ("tests", "torch_plugin/examples", "build")
