@@ -33,7 +33,7 @@ gmg::Capacity CapacityOf(const Config& config) {
 
 size_t Engine::GmgBytes(const Config& config) { return gmg::Gmg::Bytes(CapacityOf(config)); }
 
-Status EngineImpl::CheckConfig(const Config& config) {
+Status Engine::CheckConfig(const Config& config) {
   if (config.devices.empty() || config.devices.size() > kDevicesMax || config.domains.empty() ||
       config.domains.size() > kDevicesMax) {
     return Error(StatusCode::kInvalid,
@@ -58,12 +58,12 @@ Status EngineImpl::CheckConfig(const Config& config) {
       config.workspace_margin_bytes < 0) {
     return Error(StatusCode::kInvalid, "batch, issue_ahead, queue and op limits must be above 0");
   }
-  return Status::Ok();
+  return sched::MakePolicy(config.policy, nullptr).status();  // is there one of this name?
 }
 
 Result<std::unique_ptr<Engine>> Engine::Create(const Config& config,
                                                std::span<std::byte> gmg_memory, Sink* sink) {
-  SLICE_RETURN_IF_ERROR(EngineImpl::CheckConfig(config));
+  SLICE_RETURN_IF_ERROR(CheckConfig(config));
   if (sink == nullptr || gmg_memory.size() < GmgBytes(config)) {
     return Error(StatusCode::kInvalid, "the GMG needs %zu bytes, %zu are given", GmgBytes(config),
                  gmg_memory.size());

@@ -176,6 +176,8 @@ class Engine {
   // `gmg_memory`: zeroed memory for the GMG segment of at least GmgBytes(config); outlives the
   // engine.
   static size_t GmgBytes(const Config& config);
+  // What Create refuses. Errors: INVALID.
+  static Status CheckConfig(const Config& config);
   static Result<std::unique_ptr<Engine>> Create(const Config& config,
                                                 std::span<std::byte> gmg_memory, Sink* sink);
   virtual ~Engine() = default;

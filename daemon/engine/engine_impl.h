@@ -77,7 +77,6 @@ class EngineImpl final : public Engine {
   std::string TenantsJson(TimeNs now) const override;
 
   // Errors: INVALID (config).
-  static Status CheckConfig(const Config& config);
   Status Initialise();
 
  private:

@@ -2,7 +2,7 @@
 // From a TOML file (docs/sliced.toml is the commented example) or, without one, a few CPU devices.
 //
 // Errors of the file name the file, the line and, for an unknown key, the nearest known one. Pure
-// but for reading the file and looking up user names.
+// but for reading the file and looking up names, files and memory.
 #pragma once
 
 #include <sys/types.h>
@@ -82,6 +82,11 @@ Result<ServerConfig> DefaultConfig(int count, int64_t pool_bytes = 0, int64_t re
 // Errors: INVALID with "FILE:LINE: ..." texts.
 Result<ServerConfig> LoadConfig(const std::string& path);
 Result<ServerConfig> ParseConfig(std::string_view text, const std::string& source_name);
+// Whether sliced can start with it: paths, group, memory against this machine. The engine's part,
+// the policy's name too, is Engine::CheckConfig. Errors: INVALID; the text has the limit and why.
+Status CheckConfig(const ServerConfig& config);
+// All that is in effect, for people; a line each.
+std::string DescribeConfig(const ServerConfig& config);
 // "512MiB", "2GiB", "4096". Errors: INVALID, OVERFLOW.
 Result<int64_t> ParseBytes(std::string_view text);
 // The known key with the smallest edit distance, or "" when none is near.

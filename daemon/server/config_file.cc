@@ -181,12 +181,9 @@ class Parser {
       SLICE_RETURN_IF_ERROR(table.Size("pool", &domain.pool_bytes));
       SLICE_RETURN_IF_ERROR(table.Size("retained", &domain.retained_bytes));
       if (domain.name.empty()) return table.Here("[[domain]] needs a name");
-      if (domain.pool_bytes < kMiB)
-        return table.Here("[[domain]] '" + domain.name + "' needs pool, at least 1MiB");
-      if (domain.retained_bytes < kMiB)
-        return table.Here("[[domain]] '" + domain.name + "' needs retained, at least 1MiB");
-      if (domain.pool_bytes > INT64_MAX / 256 || domain.retained_bytes > INT64_MAX / 256) {
-        return table.Here("[[domain]] '" + domain.name + "': a size is beyond any machine");
+      for (const char* key : {"pool", "retained"}) {
+        if (table.Get(key) == nullptr)
+          return table.Here("[[domain]] '" + domain.name + "' needs " + key);
       }
       for (const engine::DomainConfig& other : config_.engine.domains) {
         if (other.name == domain.name)
@@ -388,6 +385,8 @@ Result<ServerConfig> LoadConfig(const std::string& path) {
   if (!file) return Error(StatusCode::kInvalid, "cannot read config file '%s'", path.c_str());
   std::stringstream content;
   content << file.rdbuf();
+  if (file.bad() || !content)
+    return Error(StatusCode::kInvalid, "cannot read config file '%s': is it a file?", path.c_str());
   return ParseConfig(content.str(), path);
 }
 

@@ -22,6 +22,7 @@ using slice::server::ServerConfig;
 struct Arguments {
   std::string config, socket, executor, policy, pool, retained, log_level;
   int cpu_devices = 2;
+  bool has_pool = false, has_retained = false;
   bool check_config = false;
   bool foreground = true;
 };
@@ -38,27 +39,37 @@ std::string BesideSliced(const char* name) {
   return self.substr(0, self.rfind('/') + 1) + name;
 }
 
+// What the flags say overrides what the file says.
 Result<ServerConfig> MakeConfig(const Arguments& arguments) {
-  int64_t pool = 0, retained = 0;
-  if (!arguments.pool.empty()) {
-    SLICE_ASSIGN_OR_RETURN(pool, slice::server::ParseBytes(arguments.pool));
+  SLICE_ASSIGN_OR_RETURN(ServerConfig config,
+                         arguments.config.empty()
+                             ? slice::server::DefaultConfig(arguments.cpu_devices)
+                             : slice::server::LoadConfig(arguments.config));
+  const auto override_bytes = [&](const char* flag, const std::string& text, auto member) {
+    const Result<int64_t> bytes = slice::server::ParseBytes(text);
+    if (!bytes.ok()) return Status(bytes.status().code(), flag + bytes.status().text());
+    for (slice::engine::DomainConfig& domain : config.engine.domains) domain.*member = *bytes;
+    return Status::Ok();
+  };
+  if (arguments.has_pool) {
+    SLICE_RETURN_IF_ERROR(
+        override_bytes("--pool: ", arguments.pool, &slice::engine::DomainConfig::pool_bytes));
   }
-  if (!arguments.retained.empty()) {
-    SLICE_ASSIGN_OR_RETURN(retained, slice::server::ParseBytes(arguments.retained));
+  if (arguments.has_retained) {
+    SLICE_RETURN_IF_ERROR(override_bytes("--retained: ", arguments.retained,
+                                         &slice::engine::DomainConfig::retained_bytes));
   }
-  Result<ServerConfig> config =
-      arguments.config.empty() ? slice::server::DefaultConfig(arguments.cpu_devices, pool, retained)
-                               : slice::server::LoadConfig(arguments.config);
-  if (!config.ok()) return config;
-  if (!arguments.socket.empty()) config->socket_path = arguments.socket;
-  if (config->socket_path.empty()) config->socket_path = slice::wire::kDefaultSocketPath;
-  if (!arguments.executor.empty()) config->executor_path = arguments.executor;
-  if (config->executor_path.empty()) config->executor_path = BesideSliced("slice-executor");
-  if (!arguments.policy.empty()) config->engine.policy = arguments.policy;
-  if (arguments.log_level == "debug") config->log_level = slice::LogLevel::kDebug;
-  if (arguments.log_level == "info") config->log_level = slice::LogLevel::kInfo;
-  if (arguments.log_level == "warning") config->log_level = slice::LogLevel::kWarning;
-  if (arguments.log_level == "error") config->log_level = slice::LogLevel::kError;
+  if (!arguments.socket.empty()) config.socket_path = arguments.socket;
+  if (config.socket_path.empty()) config.socket_path = slice::wire::kDefaultSocketPath;
+  if (!arguments.executor.empty()) config.executor_path = arguments.executor;
+  if (config.executor_path.empty()) config.executor_path = BesideSliced("slice-executor");
+  if (!arguments.policy.empty()) config.engine.policy = arguments.policy;
+  if (arguments.log_level == "debug") config.log_level = slice::LogLevel::kDebug;
+  if (arguments.log_level == "info") config.log_level = slice::LogLevel::kInfo;
+  if (arguments.log_level == "warning") config.log_level = slice::LogLevel::kWarning;
+  if (arguments.log_level == "error") config.log_level = slice::LogLevel::kError;
+  SLICE_RETURN_IF_ERROR(slice::server::CheckConfig(config));
+  SLICE_RETURN_IF_ERROR(slice::engine::Engine::CheckConfig(config.engine));
   return config;
 }
 
@@ -89,31 +100,46 @@ int main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app{
       "sliced: schedules tensor operators of many tenants on the idle slices of shared devices"};
-  app.add_option("--config", arguments.config,
-                 "TOML file; see docs/sliced.toml. Without it: CPU devices, for development");
-  app.add_option("--socket", arguments.socket, "Path of the control socket; overrides the config");
-  app.add_option("--executor", arguments.executor,
-                 "Path of slice-executor; default: beside sliced");
-  app.add_option("--policy", arguments.policy, "Scheduling policy; overrides the config");
-  app.add_option("--cpu-devices", arguments.cpu_devices, "Without --config: number of CPU devices")
-      ->check(CLI::Range(1, 64));
-  app.add_option("--pool", arguments.pool,
-                 "Without --config: memory pool of each device, e.g. 256MiB");
-  app.add_option("--retained", arguments.retained,
-                 "Without --config: memory for weights and state of each device");
+  app.footer(
+      "What a flag says overrides what the file says; --check-config prints what is in effect.");
+  CLI::Option* config_file =
+      app.add_option("--config", arguments.config,
+                     "TOML file; see docs/sliced.toml. Without it: CPU devices, for development");
+  // An empty value would look like a flag that was not given.
+  const CLI::Validator not_empty([](std::string& text) { return text.empty() ? "is empty" : ""; },
+                                 "");
+  config_file->check(not_empty);
+  app.add_option("--socket", arguments.socket, "Path of the control socket")->check(not_empty);
+  app.add_option("--executor", arguments.executor, "Path of slice-executor; default: beside sliced")
+      ->check(not_empty);
+  app.add_option("--policy", arguments.policy,
+                 "Scheduling policy: slice, fifo, online-only or priority")
+      ->check(not_empty);
+  app.add_option("--cpu-devices", arguments.cpu_devices,
+                 "Number of CPU devices; not with --config, whose file names its devices")
+      ->check(CLI::Range(1, slice::kDevicesMax))
+      ->excludes(config_file);
+  const CLI::Option* pool = app.add_option(
+      "--pool", arguments.pool, "Memory pool of each domain, e.g. 256MiB; at least 2MiB");
+  const CLI::Option* retained =
+      app.add_option("--retained", arguments.retained,
+                     "Memory for weights and state of each domain; at least 1MiB");
   app.add_option("--log-level", arguments.log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   app.add_flag("--check-config", arguments.check_config,
-               "Only check the config; exit status 0 = it is fine");
+               "Only check the config and print what is in effect; exit status 0 = it is fine");
   app.add_flag("--foreground", arguments.foreground,
                "Stay in the foreground (the default, and the only way)");
   CLI11_PARSE(app, argc, argv);
+  arguments.has_pool = pool->count() != 0;
+  arguments.has_retained = retained->count() != 0;
   const Result<ServerConfig> config = MakeConfig(arguments);
   if (!config.ok()) return Fail(config.status());
   if (arguments.check_config) {
-    std::printf("%s: %zu devices, %zu memory domains, %zu users named: fine\n",
+    std::printf("%s: %zu devices, %zu memory domains, %zu users named: fine\n%s",
                 arguments.config.empty() ? "defaults" : arguments.config.c_str(),
-                config->devices.size(), config->engine.domains.size(), config->tenants.size());
+                config->devices.size(), config->engine.domains.size(), config->tenants.size(),
+                slice::server::DescribeConfig(*config).c_str());
     return 0;
   }
   return Serve(*config);

@@ -209,19 +209,57 @@ TEST_F(DaemonTest, Happy_TwoDaemonsSideBySide) {
 TEST_F(DaemonTest, Edge_ConfigIsChecked) {
   TempFolder folder;
   const std::string file = folder.File("sliced.toml"), log = folder.File("log");
-  const auto check = [&](const std::string& text) {
-    std::ofstream(file) << text;
-    return WaitFor(Spawn({SLICED, "--config", file, "--check-config"}, log));
+  // Exit status of a check, its output in `log`.
+  const auto check = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {SLICED,         "--check-config", "--executor",
+                                          SLICE_EXECUTOR, "--socket",       folder.File("s.sock")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return WaitFor(Spawn(std::move(arguments), log));
+  };
+  const auto said = [&](const std::string& part) {
+    return ReadWholeFile(log).find(part) != std::string::npos;
   };
   const std::string good =
-      "[[domain]]\nname = \"cpu0\"\npool = \"64MiB\"\nretained = \"64MiB\"\n[[device]]\nname = "
-      "\"cpu0\"\n";
-  EXPECT_EQ(check(good), 0) << ReadWholeFile(log);
-  EXPECT_EQ(check(good + "[daemon]\nsokcet = \"x\"\n"), 1);
-  EXPECT_NE(ReadWholeFile(log).find(file +
-                                    ":8: unknown key 'sokcet' in [daemon]: did you mean 'socket'?"),
-            std::string::npos)
+      "[daemon]\nlog_level = \"error\"\n[scheduler]\npolicy = \"fifo\"\n[[domain]]\nname = "
+      "\"cpu0\"\npool = \"64MiB\"\nretained = \"64MiB\"\n[[device]]\nname = \"cpu0\"\n";
+  std::ofstream(file) << good;
+  EXPECT_EQ(check({"--config", file}), 0) << ReadWholeFile(log);
+  EXPECT_TRUE(said("pool 64MiB, retained 64MiB") && said("fifo") && said("error, to"))
       << ReadWholeFile(log);
+  // Flags override the file, and what is in effect is shown.
+  EXPECT_EQ(check({"--config", file, "--pool", "32MiB", "--retained", "2GiB", "--policy", "slice",
+                   "--log-level", "info"}),
+            0);
+  EXPECT_TRUE(said("pool 32MiB, retained 2GiB") && !said("fifo") && said("info, to"))
+      << ReadWholeFile(log);
+  EXPECT_NE(check({"--config", file, "--cpu-devices", "2"}), 0);
+  EXPECT_TRUE(said("excludes")) << ReadWholeFile(log);
+  for (const std::vector<std::string>& nonsense : {std::vector<std::string>{"--pool", "0B"},
+                                                   {"--pool", "1KiB"},
+                                                   {"--pool", "-1"},
+                                                   {"--pool", ""},
+                                                   {"--retained", "0"},
+                                                   {"--policy", "nonsense"},
+                                                   {"--policy", ""},
+                                                   {"--cpu-devices", "0"},
+                                                   {"--cpu-devices", "65"},
+                                                   {"--cpu-devices", "-1"},
+                                                   {"--log-level", "loud"}}) {
+    EXPECT_NE(check(nonsense), 0) << nonsense[0] << " " << nonsense[1];
+    EXPECT_NE(check({"--config", file, nonsense[0], nonsense[1]}), 0)
+        << nonsense[0] << " " << nonsense[1];
+  }
+  std::ofstream(file) << good << "[limits]\nsesions_max = 1\n";
+  EXPECT_EQ(check({"--config", file}), 1);
+  EXPECT_TRUE(
+      said(file + ":12: unknown key 'sesions_max' in [limits]: did you mean 'sessions_max'?"))
+      << ReadWholeFile(log);
+  // A start refuses the same.
+  EXPECT_EQ(WaitFor(Spawn({SLICED, "--socket", folder.File("s.sock"), "--executor", SLICE_EXECUTOR,
+                           "--pool", "1KiB"},
+                          log)),
+            1);
+  EXPECT_TRUE(said("at least 2MiB")) << ReadWholeFile(log);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "daemon/server/config.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 namespace slice::server {
 namespace {
@@ -112,6 +113,110 @@ TEST(ConfigTest, Edge_ErrorsNameLineAndReason) {
             std::string::npos);
   EXPECT_NE(ErrorOf("[[domain]]\nname = \"a\"\npool = \"12 parsecs\"\n").find("is not a size"),
             std::string::npos);
+}
+
+class CheckConfigTest : public ::testing::Test {
+ protected:
+  CheckConfigTest() : config(DefaultConfig(2, 64 * kMiB, 64 * kMiB).value()) {
+    config.socket_path = "/tmp/sliced.sock";
+    config.executor_path = "/bin/true";
+  }
+  void ExpectRefused(const std::string& part) const {
+    const Status status = CheckConfig(config);
+    EXPECT_EQ(status.code(), StatusCode::kInvalid);
+    EXPECT_NE(status.text().find(part), std::string::npos) << part << " in " << status.text();
+  }
+  ServerConfig config;
+};
+
+TEST_F(CheckConfigTest, Happy_DefaultsAreFineAndDescribed) {
+  EXPECT_TRUE(CheckConfig(config).ok()) << CheckConfig(config).ToString();
+  config.engine.domains[1].retained_bytes = 3 * kMiB / 2;
+  const std::string text = DescribeConfig(config);
+  for (const char* part : {"/tmp/sliced.sock", "slice\n", "pool 64MiB, retained 64MiB",
+                           "pool 64MiB, retained 1536KiB", "device cpu1"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  }
+}
+
+TEST_F(CheckConfigTest, Edge_PoolMustHoldAnOp) {
+  for (const int64_t bytes : {int64_t{0}, int64_t{1024}, 2 * kMiB - 1}) {
+    config.engine.domains[1].pool_bytes = bytes;
+    ExpectRefused("domain 'cpu1': a pool of");
+    ExpectRefused("at least 2MiB: every op takes its workspace_margin (1MiB)");
+  }
+  config.engine.domains[1].pool_bytes = 2 * kMiB;
+  EXPECT_TRUE(CheckConfig(config).ok());
+  config.engine.workspace_margin_bytes = 64 * kMiB;
+  ExpectRefused("at least 65MiB");
+  config.engine.workspace_margin_bytes = INT64_MAX;
+  ExpectRefused("beyond any machine");
+}
+
+TEST_F(CheckConfigTest, Edge_MemoryThatIsNotThere) {
+  config.engine.domains[0].retained_bytes = 0;
+  ExpectRefused("retained of 0B is too small, at least 1MiB");
+  config.engine.domains[0].retained_bytes = int64_t{1} << 50;  // used as needed: no limit here
+  EXPECT_TRUE(CheckConfig(config).ok());
+  config.engine.domains[0].pool_bytes = int64_t{1} << 50;
+  ExpectRefused("this machine has");
+  config.devices[0].backend = "cuda";  // not this machine's memory
+  EXPECT_TRUE(CheckConfig(config).ok());
+  config.engine.domains[0].pool_bytes = INT64_MAX;
+  ExpectRefused("beyond any machine");
+}
+
+TEST_F(CheckConfigTest, Edge_PathsThatCannotWork) {
+  config.socket_path = "/tmp/" + std::string(103, 'x');
+  ExpectRefused("108 bytes, 1 to 107 are possible");
+  config.socket_path = "/tmp";
+  ExpectRefused("is not a socket");
+  config.socket_path = "/nonexistent/a/b.sock";
+  ExpectRefused("cannot write to folder '/nonexistent'");
+  config.socket_path = "/tmp/made-at-start/b.sock";
+  EXPECT_TRUE(CheckConfig(config).ok());
+  config.log_file = "/nonexistent/sliced.log";
+  ExpectRefused("log_file: cannot write to folder '/nonexistent'");
+  config.log_file = "/tmp";
+  ExpectRefused("is a folder");
+  config.log_file = "/proc/version";
+  if (::geteuid() != 0) ExpectRefused("cannot write '/proc/version'");
+  config.log_file.clear();
+  config.executor_path = "/nonexistent/slice-executor";
+  ExpectRefused("executor: '/nonexistent/slice-executor'");
+  config.executor_path = "/etc/passwd";
+  ExpectRefused("is not a program");
+}
+
+TEST_F(CheckConfigTest, Edge_GroupCpuAndArena) {
+  config.admin_group = "no-such-group";
+  ExpectRefused("there is no group 'no-such-group'");
+  config.admin_group = "root";
+  EXPECT_TRUE(CheckConfig(config).ok());
+  config.devices[1].cpu = 65535;
+  ExpectRefused("device 'cpu1': cpu 65535");
+  config.devices[1].cpu = 0;
+  config.limits.arena_bytes_max = 0;
+  ExpectRefused("arena_max of 0 bytes");
+}
+
+TEST(ConfigTest, Edge_NonsenseInTheFileIsRefused) {
+  EXPECT_NE(ErrorOf("[[domain]]\nname = \"a\"\npool = -1\nretained = 1\n").find("must be a size"),
+            std::string::npos);
+  EXPECT_NE(ErrorOf("[[domain]]\nname = \"a\"\nretained = 1\n").find("'a' needs pool"),
+            std::string::npos);
+  EXPECT_NE(ErrorOf(std::string(kSmall) + "[[device]]\nname = \"cpu0\"\n").find("is there twice"),
+            std::string::npos);
+  EXPECT_NE(ErrorOf(std::string(kSmall) + "[daemon]\nhang_limit_ms = -1\n").find("from 0 to"),
+            std::string::npos);
+  std::string many = kSmall;
+  for (int i = 1; i < 65; ++i)
+    many += "[[device]]\nname = \"d" + std::to_string(i) + "\"\ndomain = \"cpu0\"\n";
+  EXPECT_NE(ErrorOf(many).find("more than 64 devices"), std::string::npos);
+  const Result<ServerConfig> folder = LoadConfig("/tmp");
+  ASSERT_FALSE(folder.ok());
+  EXPECT_NE(folder.status().text().find("'/tmp': is it a file?"), std::string::npos)
+      << folder.status().text();
 }
 
 TEST(ConfigTest, Edge_FileThatIsMissing) {
