@@ -34,18 +34,6 @@ constexpr DurationNs kForkTimeout = 10 * kSecond;
 constexpr int kSocketBytes = 4 << 20;
 constexpr size_t kAckBytesMax = size_t{256} * 1024;
 
-// True when readable (or hung up) in time.
-bool WaitReadable(const Fd& fd, DurationNs timeout) {
-  const TimeNs end = MonotonicNow() + timeout;
-  for (;;) {
-    pollfd item{.fd = fd.get(), .events = POLLIN, .revents = 0};
-    const DurationNs left = std::max<DurationNs>(0, end - MonotonicNow());
-    const int got = ::poll(&item, 1, static_cast<int>((left + kMillisecond - 1) / kMillisecond));
-    if (got > 0) return true;
-    if (got == 0 || errno != EINTR) return false;
-  }
-}
-
 // A pair whose second end is inheritable only by explicit dup2.
 Status MakePair(Fd* ours, Fd* theirs) {
   int pair[2];
@@ -91,6 +79,17 @@ class Environment {
 
 }  // namespace
 
+bool WaitReadable(const Fd& fd, DurationNs timeout) {
+  const TimeNs end = MonotonicNow() + timeout;
+  for (;;) {
+    pollfd item{.fd = fd.get(), .events = POLLIN, .revents = 0};
+    const DurationNs left = std::max<DurationNs>(0, end - MonotonicNow());
+    const int got = ::poll(&item, 1, static_cast<int>((left + kMillisecond - 1) / kMillisecond));
+    if (got > 0) return true;
+    if (got == 0 || errno != EINTR) return false;
+  }
+}
+
 // ---- zygote
 // ---------------------------------------------------------------------------------------------------------
 
@@ -109,7 +108,7 @@ void ZygoteLauncher::ReapZygote() {
   pid_ = -1;
 }
 
-Status ZygoteLauncher::EnsureZygote() {
+Status ZygoteLauncher::EnsureZygote(const WaitFunction& wait) {
   if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == 0) return Status::Ok();
   pid_ = -1;
   if (::access(executor_path_.c_str(), X_OK) != 0) {
@@ -146,7 +145,7 @@ Status ZygoteLauncher::EnsureZygote() {
   pid_ = pid;
   theirs.Close();
   Status status;
-  if (!WaitReadable(socket_, kZygoteStartTimeout)) {
+  if (!wait(socket_, kZygoteStartTimeout)) {
     status = Error(StatusCode::kTimeout, "'%s --zygote' did not get ready within %lld s",
                    executor_path_.c_str(), static_cast<long long>(kZygoteStartTimeout / kSecond));
   } else {
@@ -171,14 +170,14 @@ Status ZygoteLauncher::EnsureZygote() {
   return status;
 }
 
-Result<ExecutorProcess> ZygoteLauncher::Launch() {
-  SLICE_RETURN_IF_ERROR(EnsureZygote());
+Result<ExecutorProcess> ZygoteLauncher::Launch(const WaitFunction& wait) {
+  SLICE_RETURN_IF_ERROR(EnsureZygote(wait));
   ExecutorProcess process;
   Fd theirs;
   SLICE_RETURN_IF_ERROR(MakePair(&process.control, &theirs));
   const int fd = theirs.get();
   Status status = SendPacket(socket_, std::string(1, wire::kZygoteFork), std::span(&fd, 1), false);
-  if (status.ok() && !WaitReadable(socket_, kForkTimeout)) {
+  if (status.ok() && !wait(socket_, kForkTimeout)) {
     status = Error(StatusCode::kTimeout, "the zygote did not fork within %lld s",
                    static_cast<long long>(kForkTimeout / kSecond));
   }
@@ -233,12 +232,13 @@ Status ExecutorLink::Call(proto::ExecutorRequest request, std::span<const int> f
   if (broken_) return Error(StatusCode::kExecutorLost, "the executor is gone");
   request.set_id(next_id_++);
   const Status sent = SendPacket(process_.control, request.SerializeAsString(), fds, false);
+  if (sent.code() == StatusCode::kInvalid) return sent;  // too long: nothing was sent
   if (!sent.ok()) {
     broken_ = true;
     return Error(StatusCode::kExecutorLost, "the executor (pid %d) is gone: %s", process_.pid,
                  sent.text().c_str());
   }
-  if (!WaitReadable(process_.control, timeout)) {
+  if (!wait_(process_.control, timeout)) {
     Kill();
     return Error(StatusCode::kTimeout, "the executor (pid %d) did not answer within %lld ms",
                  process_.pid, static_cast<long long>(timeout / kMillisecond));

@@ -6,11 +6,12 @@
 // sliced: the children die with it (PR_SET_PDEATHSIG).
 //
 // Owner and thread: the supervisor, on the server thread. Blocks: Call and Launch, at most their
-// timeouts.
+// timeouts, in the WaitFunction that they are given.
 #pragma once
 
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,6 +23,12 @@
 
 namespace slice::server {
 
+// True when `fd` is readable, or hung up, in time. The server's keeps administration going
+// meanwhile.
+using WaitFunction = std::function<bool(const Fd& fd, DurationNs timeout)>;
+// One that does nothing else.
+bool WaitReadable(const Fd& fd, DurationNs timeout);
+
 struct ExecutorProcess {
   pid_t pid = 0;
   Fd pidfd;    // readable when it has died
@@ -32,17 +39,17 @@ class ExecutorLauncher {
  public:
   virtual ~ExecutorLauncher() = default;
   // Errors: EXECUTOR_LOST (why, and what to do), TIMEOUT.
-  virtual Result<ExecutorProcess> Launch() = 0;
+  virtual Result<ExecutorProcess> Launch(const WaitFunction& wait) = 0;
 };
 
 class ZygoteLauncher final : public ExecutorLauncher {
  public:
   explicit ZygoteLauncher(std::string executor_path) : executor_path_(std::move(executor_path)) {}
   ~ZygoteLauncher() override;
-  Result<ExecutorProcess> Launch() override;
+  Result<ExecutorProcess> Launch(const WaitFunction& wait) override;
 
  private:
-  Status EnsureZygote();
+  Status EnsureZygote(const WaitFunction& wait);
   void ReapZygote();
 
   std::string executor_path_;
@@ -52,7 +59,8 @@ class ZygoteLauncher final : public ExecutorLauncher {
 
 class ExecutorLink {
  public:
-  explicit ExecutorLink(ExecutorProcess process) : process_(std::move(process)) {}
+  ExecutorLink(ExecutorProcess process, WaitFunction wait)
+      : process_(std::move(process)), wait_(std::move(wait)) {}
   // Kills the process if it lives, and reaps it.
   ~ExecutorLink();
 
@@ -68,6 +76,7 @@ class ExecutorLink {
 
  private:
   ExecutorProcess process_;
+  const WaitFunction wait_;
   uint64_t next_id_ = 1;
   bool broken_ = false;
 };

@@ -17,6 +17,10 @@ Status SendPacket(const Fd& socket, const std::string& bytes, std::span<const in
     if (error == EINTR) continue;
     if (error == EAGAIN)
       return Error(StatusCode::kWouldBlock, "the other side does not read its socket");
+    if (error == EMSGSIZE) {
+      return Error(StatusCode::kInvalid, "a message of %zu bytes is more than the socket takes",
+                   bytes.size());
+    }
     return ErrnoError(StatusCode::kDaemonLost, error, "send of %zu bytes", bytes.size());
   }
 }

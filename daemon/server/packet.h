@@ -12,7 +12,8 @@
 namespace slice::server {
 
 // Never raises SIGPIPE. Errors: WOULD_BLOCK (only with `dont_wait`, or a send timeout of the
-// socket), DAEMON_LOST (the peer is gone).
+// socket), INVALID (longer than the socket takes: nothing was sent), DAEMON_LOST (the peer is
+// gone).
 Status SendPacket(const Fd& socket, const std::string& bytes, std::span<const int> fds,
                   bool dont_wait);
 

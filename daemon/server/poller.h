@@ -20,6 +20,8 @@ class Poller {
   using Callback = std::function<void(uint32_t events)>;
 
   Status Open();
+  // Readable when a callback waits: for a poll of several things.
+  const Fd& fd() const { return epoll_; }
   // `fd` stays the caller's; Remove it before it is closed. `events` as EPOLLIN (0: hang-ups only).
   Status Add(int fd, uint32_t events, Callback callback);
   void SetEvents(int fd, uint32_t events);

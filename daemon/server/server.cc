@@ -1,5 +1,6 @@
 #include "daemon/server/server.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -7,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -49,6 +51,7 @@ Status Server::Open(Parts parts) {
   config_.engine.daemon_pid = static_cast<uint64_t>(::getpid());
   RaiseDescriptorLimit();
   SLICE_RETURN_IF_ERROR(poller_.Open());
+  SLICE_RETURN_IF_ERROR(admin_poller_.Open());
   SLICE_RETURN_IF_ERROR(mailbox_.Open());
   // The socket first: a second daemon must fail before it costs anything.
   SLICE_ASSIGN_OR_RETURN(Listener listener, Listener::Listen(config_.socket_path));
@@ -74,15 +77,16 @@ Status Server::Open(Parts parts) {
   };
   SLICE_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config_.engine, gmg_->memory(),
                                                    parts.engine_factory, options, events));
-  supervisor_ = std::make_unique<Supervisor>(config_, std::move(parts.launcher), loop_.get(),
-                                             &poller_, [this](TenantId tenant, const Status& why) {
-                                               const auto found = sessions_.find(tenant.value);
-                                               if (found != sessions_.end())
-                                                 found->second->End(why);
-                                             });
+  supervisor_ = std::make_unique<Supervisor>(
+      config_, std::move(parts.launcher), loop_.get(), &poller_,
+      [this](const Fd& fd, DurationNs timeout) { return WaitForExecutor(fd, timeout); },
+      [this](TenantId tenant, const Status& why) {
+        const auto found = sessions_.find(tenant.value);
+        if (found != sessions_.end()) found->second->End(why);
+      });
   templates_ = std::make_unique<TemplateStore>(loop_.get(), supervisor_.get(), &mailbox_);
-  services_ =
-      std::make_unique<Services>(config_, poller_, mailbox_, *loop_, *supervisor_, *templates_);
+  services_ = std::make_unique<Services>(config_, poller_, admin_poller_, mailbox_, *loop_,
+                                         *supervisor_, *templates_);
   services_->daemon_epoch = config_.engine.epoch;
   services_->home_counts.resize(config_.devices.size());
   services_->find_session = [this](uint32_t number) -> Session* {
@@ -99,6 +103,8 @@ Status Server::Open(Parts parts) {
       poller_.Add(mailbox_.fd().get(), EPOLLIN, [this](uint32_t) { mailbox_.Drain(); }));
   SLICE_RETURN_IF_ERROR(
       poller_.Add(listener_->fd().get(), EPOLLIN, [this](uint32_t) { AcceptSome(); }));
+  SLICE_RETURN_IF_ERROR(
+      admin_poller_.Add(listener_->fd().get(), EPOLLIN, [this](uint32_t) { AcceptSome(); }));
   SLICE_LOG_INFO("server", "sliced %d serves %zu devices on '%s', policy '%s'", ::getpid(),
                  config_.devices.size(), config_.socket_path.c_str(),
                  config_.engine.policy.c_str());
@@ -133,7 +139,8 @@ void Server::RequestStop() {
 void Server::Run() {
   while (!stopping_) {
     TimeNs wake = supervisor_->NextWake();
-    if (!hello_deadlines_.empty()) wake = std::min(wake, hello_deadlines_.begin()->first);
+    if (!hello_deadlines_.empty())
+      wake = std::min(wake, std::max(hello_deadlines_.begin()->first, hello_grace_until_));
     poller_.Wait(wake == kNever ? -1 : std::max<DurationNs>(0, wake - MonotonicNow()));
     const TimeNs now = MonotonicNow();
     supervisor_->OnTimer(now);
@@ -147,6 +154,7 @@ void Server::Run() {
 // daemon.
 void Server::Drain() {
   poller_.Remove(listener_->fd().get());
+  admin_poller_.Remove(listener_->fd().get());
   for (auto& [number, session] : sessions_) {
     session->set_farewell(StatusCode::kDaemonLost);
     session->End(Error(StatusCode::kDaemonLost, "sliced stops"));
@@ -231,7 +239,24 @@ std::string Server::ConnectionHolders(uid_t uid) const {
   return text;
 }
 
+// The executor may take its time, or hang: who wants to know why must get an answer meanwhile. So
+// connections are accepted and administrators' requests answered; nothing else is begun.
+bool Server::WaitForExecutor(const Fd& fd, DurationNs timeout) {
+  const TimeNs begin = MonotonicNow();
+  bool readable = false;
+  for (DurationNs left = timeout; left > 0 && !readable; left = begin + timeout - MonotonicNow()) {
+    std::array<pollfd, 2> items = {{{fd.get(), POLLIN, 0}, {admin_poller_.fd().get(), POLLIN, 0}}};
+    ::poll(items.data(), items.size(), static_cast<int>((left + kMillisecond - 1) / kMillisecond));
+    readable = items[0].revents != 0;
+    if (!readable && items[1].revents != 0) admin_poller_.Wait(0);
+  }
+  const TimeNs now = MonotonicNow();
+  if (now - begin > config_.hello_timeout / 2) hello_grace_until_ = now + config_.hello_timeout;
+  return readable;
+}
+
 void Server::EndSilentConnections(TimeNs now) {
+  if (now < hello_grace_until_) return;
   while (!hello_deadlines_.empty() && hello_deadlines_.begin()->first <= now) {
     const uint32_t number = hello_deadlines_.begin()->second;
     hello_deadlines_.erase(hello_deadlines_.begin());

@@ -56,13 +56,14 @@ class Server {
   void Welcome(Fd socket, Peer peer);
   std::string ConnectionHolders(uid_t uid) const;
   void EndSilentConnections(TimeNs now);
+  bool WaitForExecutor(const Fd& fd, DurationNs timeout);
   void EndSessions();
   void Drain();
   std::string StatusJson();
   std::string DevicesJson();
 
-  ServerConfig config_;  // not changed after Open
-  Poller poller_;
+  ServerConfig config_;           // not changed after Open
+  Poller poller_, admin_poller_;  // see Services
   Mailbox mailbox_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<GmgSegment> gmg_;
@@ -77,6 +78,7 @@ class Server {
   std::set<std::pair<TimeNs, uint32_t>> hello_deadlines_;  // may be out of date: ask the session
   uint32_t next_session_ = 1;
   TimeNs started_ = 0;
+  TimeNs hello_grace_until_ = 0;  // this thread was waiting: who spoke then is not silent
   bool stopping_ = false;
 };
 

@@ -29,6 +29,10 @@ uint32_t ClassNumber(ServiceClass service_class) {
   return service_class == ServiceClass::kOnline ? SLICE_CLASS_ONLINE : SLICE_CLASS_OFFLINE;
 }
 
+bool IsAdministration(const proto::Request& request) {
+  return request.has_status() || request.has_set_policy() || request.has_timeline();
+}
+
 }  // namespace
 
 void SendFarewell(const Fd& socket, const Status& why) {
@@ -48,6 +52,7 @@ Session::Session(Services* services, uint32_t number, Fd socket, Peer peer)
 
 Session::~Session() {
   services_->poller.Remove(socket_.get());
+  services_->admin_poller.Remove(socket_.get());
   if (peer_.pidfd.valid()) services_->poller.Remove(peer_.pidfd.get());
   if (!is_tenant_) return;
   --services_->home_counts[home_];
@@ -87,6 +92,10 @@ Status Session::Start() {
       End(Error(StatusCode::kDaemonLost, "process %d has ended", peer_.pid));
     }));
   }
+  if (IsAdministrator(peer_, services_->config.admin_group)) {
+    SLICE_RETURN_IF_ERROR(services_->admin_poller.Add(
+        socket_.get(), EPOLLIN, [this](uint32_t) { OnReadableWhileExecutorIsAwaited(); }));
+  }
   return services_->poller.Add(socket_.get(), EPOLLIN, [this](uint32_t) { OnReadable(); });
 }
 
@@ -94,6 +103,7 @@ void Session::End(const Status& why) {
   if (ending_) return;
   ending_ = true;
   services_->poller.Remove(socket_.get());
+  services_->admin_poller.Remove(socket_.get());
   if (why.code() != StatusCode::kDaemonLost) SendFarewell(socket_, why);
   if (is_tenant_) {
     const bool is_fault = why.code() == StatusCode::kProtocol;
@@ -107,6 +117,20 @@ void Session::End(const Status& why) {
     }
   }
   services_->end_session(number_);
+}
+
+// Some request of this thread is with the executor, so one that may need the executor itself must
+// wait: it is left in the socket.
+void Session::OnReadableWhileExecutorIsAwaited() {
+  std::string bytes(wire::kControlMessageBytesMax, '\0');
+  const ssize_t got = ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_PEEK | MSG_DONTWAIT);
+  proto::Request request;
+  if (got > 0 && request.ParseFromArray(bytes.data(), static_cast<int>(got)) &&
+      !IsAdministration(request)) {
+    services_->admin_poller.Remove(socket_.get());
+    return;
+  }
+  OnReadable();  // or garbage, or a hang-up
 }
 
 void Session::OnReadable() {
@@ -143,6 +167,7 @@ void Session::OnReadable() {
 
 void Session::Pause() {
   busy_ = true;
+  services_->admin_poller.Remove(socket_.get());
   services_->poller.SetEvents(socket_.get(), EPOLLRDHUP);
 }
 
@@ -157,8 +182,9 @@ void Session::Dispatch(const proto::Request& request, std::vector<Fd> fds) {
   using Kind = proto::Request::KindCase;
   request_id_ = request.id();
   const Kind kind = request.kind_case();
-  const bool is_administration =
-      kind == Kind::kStatus || kind == Kind::kSetPolicy || kind == Kind::kTimeline;
+  const bool is_administration = IsAdministration(request);
+  // What needs the executor must not be started again while it waits.
+  if (!is_administration) services_->admin_poller.Remove(socket_.get());
   Status status;
   if (!is_tenant_ && !is_administration && kind != Kind::kHello) {
     status = Error(StatusCode::kProtocol, "request of kind %d before Hello", kind);

@@ -43,16 +43,21 @@ void SendFarewell(const Fd& socket, const Status& why);
 
 // What sessions need of their server. Everything outlives them.
 struct Services {
-  Services(const ServerConfig& config_in, Poller& poller_in, Mailbox& mailbox_in,
-           EngineLoop& loop_in, Supervisor& supervisor_in, TemplateStore& templates_in)
+  Services(const ServerConfig& config_in, Poller& poller_in, Poller& admin_poller_in,
+           Mailbox& mailbox_in, EngineLoop& loop_in, Supervisor& supervisor_in,
+           TemplateStore& templates_in)
       : config(config_in),
         poller(poller_in),
+        admin_poller(admin_poller_in),
         mailbox(mailbox_in),
         loop(loop_in),
         supervisor(supervisor_in),
         templates(templates_in) {}
   const ServerConfig& config;
   Poller& poller;
+  // Connections of administrators that have asked for nothing else: looked at while the server
+  // thread waits for the executor, too.
+  Poller& admin_poller;
   Mailbox& mailbox;  // to the server thread
   EngineLoop& loop;
   Supervisor& supervisor;
@@ -115,6 +120,7 @@ class Session {
   };
 
   void OnReadable();
+  void OnReadableWhileExecutorIsAwaited();
   void Dispatch(const proto::Request& request, std::vector<Fd> fds);
   void ReplyError(const Status& status);
   void ReplyWith(proto::Reply reply, std::span<const int> fds = {});

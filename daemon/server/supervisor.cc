@@ -13,12 +13,13 @@
 namespace slice::server {
 
 Supervisor::Supervisor(const ServerConfig& config, std::unique_ptr<ExecutorLauncher> launcher,
-                       EngineLoop* loop, Poller* poller,
+                       EngineLoop* loop, Poller* poller, WaitFunction wait,
                        std::function<void(TenantId, Status)> tenant_unusable)
     : config_(config),
       launcher_(std::move(launcher)),
       loop_(loop),
       poller_(poller),
+      wait_(std::move(wait)),
       tenant_unusable_(std::move(tenant_unusable)) {}
 
 Supervisor::~Supervisor() {
@@ -66,8 +67,8 @@ Status Supervisor::SetUp(std::unique_ptr<ExecutorRings>* out) {
 }
 
 Status Supervisor::StartOnce() {
-  SLICE_ASSIGN_OR_RETURN(ExecutorProcess process, launcher_->Launch());
-  link_ = std::make_unique<ExecutorLink>(std::move(process));
+  SLICE_ASSIGN_OR_RETURN(ExecutorProcess process, launcher_->Launch(wait_));
+  link_ = std::make_unique<ExecutorLink>(std::move(process), wait_);
   const uint64_t generation = ++generation_;
   std::unique_ptr<ExecutorRings> rings;
   SLICE_RETURN_IF_ERROR(SetUp(&rings));

@@ -11,7 +11,7 @@
 // waits; the next start is tried after a backoff.
 //
 // Owner and thread: the server, on the server thread. Blocks: Start, Call and OnTimer, at most the
-// request timeout each step; tenants' rings go on meanwhile (engine thread).
+// request timeout each step, in the WaitFunction; tenants' rings go on meanwhile (engine thread).
 #pragma once
 
 #include <deque>
@@ -37,10 +37,10 @@ class Supervisor {
   static constexpr DurationNs kBackoffMin = kSecond;
   static constexpr DurationNs kBackoffMax = 30 * kSecond;
 
-  // `tenant_unusable`: an entry of this tenant cannot be replayed; end its session. References
-  // outlive the supervisor.
+  // `wait`: must not call the supervisor. `tenant_unusable`: an entry of this tenant cannot be
+  // replayed; end its session. References outlive the supervisor.
   Supervisor(const ServerConfig& config, std::unique_ptr<ExecutorLauncher> launcher,
-             EngineLoop* loop, Poller* poller,
+             EngineLoop* loop, Poller* poller, WaitFunction wait,
              std::function<void(TenantId, Status)> tenant_unusable);
   ~Supervisor();
 
@@ -79,6 +79,7 @@ class Supervisor {
   std::unique_ptr<ExecutorLauncher> launcher_;
   EngineLoop* loop_;
   Poller* poller_;
+  const WaitFunction wait_;
   std::function<void(TenantId, Status)> tenant_unusable_;
   std::unique_ptr<ExecutorLink> link_;
   ExecutorTables tables_;

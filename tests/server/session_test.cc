@@ -158,6 +158,14 @@ TEST_F(SessionTest, Malicious_SilentConnectionsAreEnded) {
   EXPECT_EQ(next.Hello()->status(), SLICE_ERR_QUOTA);  // of sessions: the connection was taken
 }
 
+TEST_F(SessionTest, Malicious_AMessageTooLongForASocketIsNoDeathOfThePeer) {
+  int pair[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+  const Fd near(pair[0]), far(pair[1]);
+  EXPECT_EQ(SendPacket(near, std::string(64 << 20, 'x'), {}, true).code(), StatusCode::kInvalid);
+  EXPECT_TRUE(SendPacket(near, "x", {}, true).ok());
+}
+
 // Requests that are not granted do not keep a connection either.
 TEST_F(SessionTest, Malicious_ChatterBeforeHelloDoesNotKeepAConnection) {
   config.hello_timeout = 50 * kMillisecond;

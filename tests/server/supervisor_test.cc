@@ -65,6 +65,33 @@ TEST_F(SupervisorTest, Edge_ExecutorThatDoesNotAnswerIsReplaced) {
   EXPECT_EQ(control.losses, 2u);
 }
 
+// Nobody is served who needs the executor, but who wants to know what is going on is.
+TEST_F(SupervisorTest, Malicious_ATemplateThatHangsTheExecutorDoesNotBlockAdministration) {
+  config.hello_timeout = 3600 * kSecond;
+  Start();
+  RawTenant bad = Open(), admin = Connect();
+  const std::string text = SmallTemplate("fake:hang");
+  const Fd memfd = RawTenant::MemfdOf(text);
+  const int fd = memfd.get();
+  proto::Request request;
+  request.mutable_register_graph()->set_bytes(text.size());
+  ASSERT_TRUE(bad.Send(request, std::span(&fd, 1)));
+  for (size_t attempt = 1; attempt <= 2; ++attempt) {
+    ASSERT_TRUE(Eventually([&] { return LogCount("add_template") == attempt; }));
+    const pid_t executor = StatusOf(&admin)["executor_pid"];
+    RawTenant late = Connect(), gone = Connect();  // accepted while the server waits
+    EXPECT_EQ(StatusOf(&late)["executor_pid"], executor);
+    ASSERT_TRUE(gone.Send(RawTenant::HelloRequest()));  // left for later
+    gone.CloseSocket();
+    proto::Request policy;
+    policy.mutable_set_policy()->set_policy("fifo");
+    EXPECT_EQ(late.Call(policy)->status(), SLICE_OK);
+    ASSERT_EQ(::kill(executor, SIGKILL), 0);
+  }
+  EXPECT_EQ(bad.Receive()->status(), SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_EQ(admin.Hello()->status(), SLICE_OK);
+}
+
 TEST_F(SupervisorTest, Edge_GivesUpAfterManyDeathsAndComesBack) {
   Start();
   RawTenant tenant = Open();
@@ -82,7 +109,7 @@ TEST_F(SupervisorTest, Edge_GivesUpAfterManyDeathsAndComesBack) {
 
 TEST_F(SupervisorTest, Edge_MissingExecutorIsAClearError) {
   ZygoteLauncher launcher("/nonexistent/slice-executor");
-  const Result<ExecutorProcess> process = launcher.Launch();
+  const Result<ExecutorProcess> process = launcher.Launch(WaitReadable);
   ASSERT_FALSE(process.ok());
   EXPECT_EQ(process.status().code(), StatusCode::kExecutorLost);
   EXPECT_NE(process.status().text().find("/nonexistent/slice-executor"), std::string::npos);
@@ -90,7 +117,7 @@ TEST_F(SupervisorTest, Edge_MissingExecutorIsAClearError) {
 
 TEST_F(SupervisorTest, Edge_ProgramThatIsNoZygoteIsAClearError) {
   ZygoteLauncher launcher("/bin/true");
-  const Result<ExecutorProcess> process = launcher.Launch();
+  const Result<ExecutorProcess> process = launcher.Launch(WaitReadable);
   ASSERT_FALSE(process.ok());
   EXPECT_NE(process.status().text().find("ended before it was ready"), std::string::npos);
 }
