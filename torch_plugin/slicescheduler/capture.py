@@ -30,7 +30,11 @@ _ALIAS_TYPES = ("alias_of_input", "is_input")
 
 @dataclasses.dataclass(frozen=True)
 class OutputLayout:
-    """Shape of one output for one binding of the symbols: torch dtype, sizes and strides in elements."""
+    """Shape of one output for one binding of the symbols: torch dtype, sizes and strides in elements.
+
+    A result lies in its slot as this says: own strides (gaps, permutations, expanded dimensions too), behind
+    `storage_offset` elements, which the executor leaves alone. The slot ends with the last element.
+    """
 
     dtype: torch.dtype
     sizes: tuple
@@ -100,20 +104,6 @@ class CapturedGraph:
             sizes, strides = compile_expressions(meta.sizes), compile_expressions(meta.strides)
             described.append((dtype, sizes(symbols), strides(symbols)))
         return described
-
-
-def dense_strides(sizes, strides):
-    """The strides under which a result is stored in its slot.
-
-    The value's own strides if they describe dense storage without gaps or overlap (any permutation), else
-    contiguous ones. Executor and client follow this one rule. Integers, in elements.
-    """
-    expected = 1
-    for stride, size in sorted((st, sz) for sz, st in zip(sizes, strides) if sz != 1):
-        if stride != expected:
-            return contiguous_strides(sizes)
-        expected *= size
-    return tuple(strides)
 
 
 def contiguous_strides(sizes):

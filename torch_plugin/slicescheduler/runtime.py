@@ -542,7 +542,7 @@ def _result(connection, slot, item):
     """A tensor over the slot; the slot is freed when the tensor's storage dies."""
     if item.count == 0:
         connection.give(slot)
-        return torch.empty(item.sizes, dtype=item.dtype)
+        return torch.empty_strided(item.sizes, item.strides or contiguous_strides(item.sizes), dtype=item.dtype)
     buffer = buffer_class(slot.capacity).from_address(slot.address)
     buffer.owner = (connection, slot)
     flat = torch.frombuffer(buffer, dtype=item.dtype, count=item.count)

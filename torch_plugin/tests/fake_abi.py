@@ -18,7 +18,7 @@ import time
 
 import numpy
 import torch
-from reference import Reference
+from reference import Reference, store_result
 
 from slicescheduler import _abi
 from slicescheduler._proto import template_pb2 as pb
@@ -457,7 +457,7 @@ class FakeSlice:
                     raise Fault(_abi.ERR_BOUNDS, f"result {k}: {slot.bytes} bytes")
                 self._slot(session, slot.offset, slot.bytes)
                 place = slot.offset + offset * dtype.itemsize
-                tensor_at(session.arena.map, place, dtype, sizes, strides).copy_(frame[value])
+                store_result(tensor_at(session.arena.map, place, dtype, sizes, strides), frame[value])
 
     def _cancel(self, handle, ticket):
         self._session(handle)

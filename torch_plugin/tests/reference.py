@@ -10,9 +10,9 @@ import collections
 import torch
 
 from slicescheduler._proto import template_pb2 as pb
-from slicescheduler.capture import dense_strides
 from slicescheduler.expressions import evaluate
 from slicescheduler.serialize import dtype_from_proto
+from slicescheduler.tensors import extent
 
 _DEVICES = {pb.CPU: "cpu", pb.CUDA: "cuda"}
 
@@ -155,11 +155,19 @@ class Reference:
                 source = args[out.alias_of_input]
                 results.append(source.as_strided(layout.sizes, layout.strides, layout.storage_offset))
             else:
-                slot = torch.empty_strided(
-                    layout.sizes, dense_strides(layout.sizes, layout.strides), dtype=layout.dtype
-                )
-                results.append(slot.copy_(frame[out.value]))
+                place = torch.empty(layout.storage_offset + extent(layout.sizes, layout.strides), dtype=layout.dtype)
+                slot = place.as_strided(layout.sizes, layout.strides, layout.storage_offset)
+                store_result(slot, frame[out.value])
+                results.append(slot)
         return results
+
+
+def store_result(slot, value):
+    """Copies a result into a tensor over its slot. Expanded dimensions are written once, as the executor does."""
+    for axis, (size, stride) in enumerate(zip(slot.shape, slot.stride())):
+        if stride == 0 and size > 1:
+            slot, value = slot.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
+    slot.copy_(value)
 
 
 def _values_of(node):

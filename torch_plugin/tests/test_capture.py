@@ -11,7 +11,7 @@ import torch
 import make_golden
 import programs
 from slicescheduler import errors
-from slicescheduler.capture import contiguous_strides, dense_strides
+from slicescheduler.capture import contiguous_strides
 from slicescheduler.operators import allowed_operators, operator_name
 
 PLUGIN = pathlib.Path(__file__).resolve().parents[1]
@@ -77,23 +77,6 @@ def test_Edge_error_classes_carry_status_and_retryability():
     error = errors.OperatorFailed("mm failed", status=12)
     assert (error.status, error.retryable, str(error)) == (12, False, "mm failed")
     assert issubclass(errors.TrainingGraphError, errors.SliceError)
-
-
-@pytest.mark.parametrize(
-    "sizes, strides, expected",
-    [
-        ((2, 3), (3, 1), (3, 1)),
-        ((2, 3), (1, 2), (1, 2)),
-        ((2, 3), (6, 2), (3, 1)),
-        ((2, 3), (0, 1), (3, 1)),
-        ((1, 3), (99, 1), (99, 1)),
-        ((2, 3, 4, 4), (48, 1, 12, 3), (48, 1, 12, 3)),
-        ((0, 3), (3, 1), (3, 1)),
-        ((), (), ()),
-    ],
-)
-def test_Edge_dense_strides(sizes, strides, expected):
-    assert dense_strides(sizes, strides) == expected
 
 
 def test_Edge_contiguous_strides_match_torch():

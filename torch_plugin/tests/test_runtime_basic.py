@@ -88,6 +88,31 @@ def test_Edge_strided_and_expanded_inputs(slice_abi):
             assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda y: y.t(),
+        lambda y: y.expand(2, 6, 8),
+        lambda y: y.sum(0, keepdim=True).expand(5, 8),
+        lambda y: y[1:, ::3],
+        lambda y: y[2:].permute(1, 0).unsqueeze(1),
+        lambda y: y.as_strided((3, 4), (2, 1), 5),
+        lambda y: y[:0].t(),
+        lambda y: y[3:].to(torch.int32).t(),
+    ],
+    ids=["transposed", "expanded", "expanded row", "with gaps", "permuted tail", "overlapping", "empty", "integers"],
+)
+def test_Edge_a_result_keeps_its_strides_and_offset(slice_abi, view):
+    def function(x):
+        return view(x * 2)
+
+    x = torch.randn(6, 8)
+    with torch.inference_mode():
+        expected, result = function(x), compiled(function)(x)
+    assert torch.equal(result, expected)
+    assert (result.stride(), result.storage_offset()) == (expected.stride(), expected.storage_offset())
+
+
 def test_Edge_empty_scalar_bool_and_half(slice_abi):
     def function(a, b, c, d):
         return a + 1, b + 1, ~c, d * 2
