@@ -53,12 +53,16 @@ def test_Happy_a_trace_is_shared_out_and_clipped_to_the_model(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("time,in,out\n1,2,3\n", "first line must be"),
+        ("time,in,out\n1,2,3\n", "line 1: no column arrival_ms, input_tokens, output_tokens"),
+        ("arrival_ms,input_tokens\n1,2\n", "line 1: no column output_tokens"),
         ("", "first line must be"),
         ("arrival_ms,input_tokens,output_tokens\n", "no requests"),
         ("arrival_ms,input_tokens,output_tokens\n1,x,3\n", "line 2"),
-        ("arrival_ms,input_tokens,output_tokens\n5,1,1\n4,1,1\n", "line 3"),
-        ("arrival_ms,input_tokens,output_tokens\n5,-1,1\n", "line 2"),
+        ("arrival_ms,input_tokens,output_tokens\n5,1,1\n4,1,1\n", "line 3: arrives at 4 ms.*sort"),
+        ("arrival_ms,input_tokens,output_tokens\n5,-1,1\n", "line 2: a negative"),
+        ("arrival_ms,input_tokens,output_tokens\n-5,1,1\n", "line 2: a negative"),
+        ("arrival_ms,input_tokens,output_tokens\n5,1.5,1\n", "line 2: a whole number"),
+        ('arrival_ms,input_tokens,output_tokens\n5,"1,1\n', "not a CSV file"),
         ("arrival_ms,input_tokens,output_tokens\n5\n", "line 2"),
     ],
 )
@@ -68,6 +72,39 @@ def test_Edge_a_malformed_trace_is_refused_with_the_place(tmp_path, text, compla
 
     with pytest.raises(ValueError, match=complaint):
         arrivals.read_trace(file)
+
+
+def test_Edge_a_trace_may_have_a_byte_order_mark_and_more_columns(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text("\ufeffarrival_ms,user, output_tokens,input_tokens\n5,a,7,6\n", encoding="utf-8")
+
+    assert arrivals.read_trace(file) == [(0.005, 6, 7)]
+
+
+def test_Edge_a_trace_with_too_few_requests_says_how_many_would_do(tmp_path):
+    with pytest.raises(ValueError, match=r"has 9 requests, 124 are needed.*--requests 4 "):
+        arrivals.from_trace([(float(i), 400, 160) for i in range(9)], 0, 2, 62, 6)
+
+
+def test_Happy_the_note_counts_the_clipped_requests():
+    note = arrivals.trace_note([(0.0, 800, 200), (1.0, 100_000, 200), (2.0, 800, 0)])
+
+    assert "2 of 3 requests clipped" in note
+
+
+@pytest.mark.parametrize("name", ["online_a.csv", "online_b.csv"])
+def test_Happy_published_traces_give_the_demo_enough(name):
+    file = ROOT.parent / "shared" / "traces" / name
+    if not file.exists():
+        pytest.skip(f"{name} is not beside this checkout")
+
+    rows = arrivals.read_trace(file)
+    loads = arrivals.stretch([arrivals.from_trace(rows, i, 2, 62, 24) for i in range(2)], 14.0)
+
+    for load in loads:
+        times = [at for at, _ in load.requests]
+        assert len(times) == 62 and times == sorted(times) and 0 <= times[0] <= times[-1] <= 14.0 + 1e-9
+        assert 1 < len(load.shapes) <= 24
 
 
 # ---- answers -----------------------------------------------------------------------------------

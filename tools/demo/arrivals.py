@@ -10,6 +10,7 @@ import random
 
 INPUT_TOKENS = (24, 96)    # what the demo's model is asked: smallest, largest
 OUTPUT_TOKENS = (16, 40)
+TRACE_COLUMNS = ("arrival_ms", "input_tokens", "output_tokens")
 TRACE_INPUT_DIVISOR = 16   # traces of large models: thousands of tokens; ours has a cache of 640
 TRACE_OUTPUT_DIVISOR = 8
 
@@ -52,33 +53,69 @@ def read_trace(path):
     Errors: ValueError that names file, line and what is expected.
     """
     rows = []
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        wanted = ["arrival_ms", "input_tokens", "output_tokens"]
-        if reader.fieldnames is None or [name.strip() for name in reader.fieldnames] != wanted:
-            raise ValueError(f"{path}: the first line must be {','.join(wanted)}, not {reader.fieldnames}")
-        for row in reader:
-            try:
-                values = [int(row[name]) for name in wanted]
-            except (TypeError, ValueError):
-                raise ValueError(f"{path}, line {reader.line_num}: three whole numbers expected, not {row}") from None
-            if min(values) < 0 or (rows and values[0] / 1e3 < rows[-1][0]):
-                raise ValueError(f"{path}, line {reader.line_num}: negative, or earlier than the line before")
-            rows.append((values[0] / 1e3, values[1], values[2]))
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        try:
+            reader = csv.DictReader(file, strict=True)
+            names = [name.strip() for name in reader.fieldnames or ()]
+            missing = [name for name in TRACE_COLUMNS if name not in names]
+            if missing:
+                raise ValueError(
+                    f"{path}, line 1: no column {', '.join(missing)}; the first line must be {','.join(TRACE_COLUMNS)}"
+                )
+            reader.fieldnames = names
+            for row in reader:
+                rows.append(_trace_row(row, rows[-1][0] if rows else 0.0, f"{path}, line {reader.line_num}"))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: not a CSV file in UTF-8: {error}") from None
     if not rows:
-        raise ValueError(f"{path}: no requests in it")
+        raise ValueError(f"{path}: no requests in it, only the first line")
     return rows
 
 
+def _trace_row(row, earliest, where):
+    try:
+        arrival_ms, input_tokens, output_tokens = (int(row[name]) for name in TRACE_COLUMNS)
+    except (TypeError, ValueError):
+        given = ",".join("" if value is None else str(value) for value in row.values())
+        raise ValueError(f"{where}: a whole number expected in each of {','.join(TRACE_COLUMNS)}, not {given}") from None
+    if arrival_ms < 0 or input_tokens < 0 or output_tokens < 0:
+        raise ValueError(f"{where}: a negative number: {arrival_ms},{input_tokens},{output_tokens}")
+    if arrival_ms / 1e3 < earliest:
+        raise ValueError(
+            f"{where}: arrives at {arrival_ms} ms, before the line above it ({earliest * 1e3:.0f} ms): sort by arrival_ms"
+        )
+    return arrival_ms / 1e3, input_tokens, output_tokens
+
+
+def scaled(input_tokens, output_tokens):
+    """(the Shape that stands for a trace's request in the demo, whether a size had to be clipped to the model)."""
+    wanted = Shape(input_tokens // TRACE_INPUT_DIVISOR, output_tokens // TRACE_OUTPUT_DIVISOR)
+    shape = Shape(_clip(wanted.input_tokens, INPUT_TOKENS), _clip(wanted.output_tokens, OUTPUT_TOKENS))
+    return shape, shape != wanted
+
+
+def trace_note(rows):
+    """One line for people: what was done to the sizes of these requests."""
+    clipped = sum(scaled(given, taken)[1] for _, given, taken in rows)
+    return (
+        f"trace: input tokens / {TRACE_INPUT_DIVISOR}, output tokens / {TRACE_OUTPUT_DIVISOR}; {clipped} of {len(rows)} "
+        f"requests clipped to what the demo's model is asked: {INPUT_TOKENS[0]}..{INPUT_TOKENS[1]} tokens in, "
+        f"{OUTPUT_TOKENS[0]}..{OUTPUT_TOKENS[1]} out; a few sizes stand for all"
+    )
+
+
 def from_trace(rows, tenant, tenant_count, count, shape_count):
-    """Every `tenant_count`-th row for this tenant, `count` of them; sizes divided and clipped to the demo's model."""
+    """Every `tenant_count`-th row for this tenant, `count` of them; sizes divided and clipped to the demo's model.
+
+    Errors: ValueError when there are fewer.
+    """
     mine = rows[tenant::tenant_count][:count]
     if len(mine) < count:
-        raise ValueError(f"the trace has {len(rows)} requests, {count * tenant_count} are needed")
-    sizes = [
-        Shape(_clip(given // TRACE_INPUT_DIVISOR, INPUT_TOKENS), _clip(taken // TRACE_OUTPUT_DIVISOR, OUTPUT_TOKENS))
-        for _, given, taken in mine
-    ]
+        raise ValueError(
+            f"the trace has {len(rows)} requests, {count * tenant_count} are needed ({count} for each of {tenant_count} "
+            f"tenants): a longer trace, or --requests {len(rows) // tenant_count} (fewer say little about percentiles)"
+        )
+    sizes = [scaled(given, taken)[0] for _, given, taken in mine]
     # Expected answers are computed once per shape: a few shapes, chosen evenly, stand for all.
     ordered = sorted(set(sizes), key=lambda s: (s.output_tokens, s.input_tokens))
     step = max(1, len(ordered) / shape_count)

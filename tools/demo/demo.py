@@ -56,7 +56,9 @@ def make_loads(arguments):
     if arguments.trace is None:
         return [arrivals.bursty(arguments.seed * 100 + i, arguments.requests, SHAPES) for i in range(2)]
     rows = arrivals.read_trace(arguments.trace)
-    return [arrivals.from_trace(rows, i, 2, arguments.requests, SHAPES) for i in range(2)]
+    loads = [arrivals.from_trace(rows, i, 2, arguments.requests, SHAPES) for i in range(2)]
+    print(arrivals.trace_note(rows[: 2 * arguments.requests]), flush=True)
+    return loads
 
 
 def phase_seconds(loads, unloaded, load):
