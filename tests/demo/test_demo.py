@@ -8,6 +8,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools" / "demo"), str(ROOT / "torch_plugin" / "examples")]
 
+TRACES = ROOT.parent / "shared" / "traces"  # published ones; not part of the project
+
 import arrivals  # noqa: E402
 import demo  # noqa: E402
 import report  # noqa: E402
@@ -94,7 +96,7 @@ def test_Happy_the_note_counts_the_clipped_requests():
 
 @pytest.mark.parametrize("name", ["online_a.csv", "online_b.csv"])
 def test_Happy_published_traces_give_the_demo_enough(name):
-    file = ROOT.parent / "shared" / "traces" / name
+    file = TRACES / name
     if not file.exists():
         pytest.skip(f"{name} is not beside this checkout")
 

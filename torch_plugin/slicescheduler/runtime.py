@@ -109,12 +109,14 @@ class _Plan:
 class _Bound:
     """A graph bound to its static tensors on one connection. Keeps the tensors alive: identity is the key."""
 
-    __slots__ = ("connection", "statics", "addresses", "binding", "groups", "frames")
+    __slots__ = ("connection", "statics", "addresses", "versions", "binding", "groups", "frames")
 
-    def __init__(self, connection, statics, binding, groups):
+    def __init__(self, connection, statics, binding, groups, replicated):
+        """`replicated`: the static tensors of which the daemon has copies; changes in place make those old."""
         self.connection = connection
         self.statics = statics
         self.addresses = list(map(_data_ptr, statics))  # `param.data = ...` keeps the identity
+        self.versions = [(tensor, weights.version(tensor)) for tensor in replicated]
         self.binding = binding
         self.groups = groups
         self.frames = []
@@ -124,6 +126,7 @@ class _Bound:
             self.connection is connection
             and all(map(_is, statics, self.statics))
             and list(map(_data_ptr, statics)) == self.addresses
+            and all(weights.version(tensor) == known for tensor, known in self.versions)
         )
 
 
@@ -462,8 +465,8 @@ class Runner:
                 if group.connection is not connection:  # another thread has connected again meanwhile
                     raise DaemonUnavailable("the connection was replaced", status=_abi.ERR_DAEMON_LOST)
             tenant.collect()
-            binding = self._create_binding(connection, statics)
-            bound = _Bound(connection, statics, binding, groups)
+            binding, replicated = self._create_binding(connection, statics)
+            bound = _Bound(connection, statics, binding, groups, replicated)
             self._bounds[key] = bound
             while len(self._bounds) > BOUNDS_KEPT:
                 self._bounds.popitem(last=False)
@@ -488,8 +491,11 @@ class Runner:
         for i, entry in enumerate(entries):
             if entry.kind == pb.Input.MANAGED:
                 handles[i] = tensors[i]._slice_managed.handle_of(tensors[i])
-        constants = [handles[i] for i in shared if entries[i].kind == pb.Input.STATIC_CONSTANT]
-        weights.replicate(connection, constants, self._replication(connection))
+        constants = [i for i in shared if entries[i].kind == pb.Input.STATIC_CONSTANT]
+        have_replicas = weights.replicate(
+            connection, [handles[i] for i in constants], [tensors[i] for i in constants], self._replication(connection)
+        )
+        connection.release_garbage()  # of weights that changed: their replicas take memory
         library = connection.library
         graph = connection.graphs.get(self.template_bytes)
         if graph is None:
@@ -499,7 +505,7 @@ class Runner:
         binding = connection.bindings.get(key)
         if binding is None:
             binding = connection.bindings[key] = library.binding_create(connection.handle, graph, handles)
-        return binding
+        return binding, [tensors[i] for i in constants] if have_replicas else []
 
     def _replication(self, connection):
         if self.options.replicate is not None:

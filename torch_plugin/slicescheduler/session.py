@@ -89,6 +89,7 @@ class Connection:
         self.graphs = {}  # template bytes -> graph handle
         self.imports = {}  # mapping key -> {tensor spec key -> tensor handle}
         self.replicated = set()  # (tensor handle, devices)
+        self.replica_versions = {}  # tensor handle -> {id(tensor): weights.version() when it was copied}
         self.bindings = {}  # (graph, tensor handles) -> binding handle
         self.garbage = []  # tensor handles to release; appended to by finalizers
         self._pools = {}
@@ -182,6 +183,9 @@ class Connection:
         while self.garbage:
             handles.append(self.garbage.pop())
         gone = set(handles)
+        self.replicated = {entry for entry in self.replicated if entry[0] not in gone}
+        for handle in handles:
+            self.replica_versions.pop(handle, None)
         for key in [key for key in list(self.bindings) if not gone.isdisjoint(key[1])]:
             binding = self.bindings.pop(key, None)
             if binding is not None:

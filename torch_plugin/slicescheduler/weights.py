@@ -4,8 +4,10 @@
 identity, ties stay ties, and the old storages are freed one by one. A tensor of the process lies in shared
 memory at most once, whatever the number of sessions. The pages live as long as any tensor over them.
 
-Contract with the daemon: constants do not change while they are registered. Load new weights before the
-first call, or into a new module.
+Contract with the daemon: constants do not change while they are registered. A change in place is seen at once by
+the device that reads these pages, but replicas on other devices are copies. So tensors with replicas are imported anew
+when their version counter (torch's `_version`) has moved. Changes that do not count, through `.data`, numpy, or to
+tensors made in inference mode, do not reach replicas.
 
 Threads: one lock around moving; lookups are lock-free.
 """
@@ -175,9 +177,9 @@ def _empty_mapping():
 
 
 def import_handles(connection, tensors, names, kinds):
-    """Tensor handles on `connection`, imported where new. All tensors must be shared or empty.
+    """Tensor handles on `connection`, imported where new or changed since replicas were made of them.
 
-    Args: parallel lists; kinds are _abi.TENSOR_*.
+    Args: parallel lists; kinds are _abi.TENSOR_*. All tensors must be shared or empty.
     """
     with _lock:
         handles = [None] * len(tensors)
@@ -190,9 +192,11 @@ def import_handles(connection, tensors, names, kinds):
             if known is None:
                 known = connection.imports[mapping.key] = {}
                 weakref.finalize(mapping, _forget, weakref.ref(connection), mapping.key).atexit = False
-            if key in known:
+            if key in known and not _replicas_are_old(connection, known[key], tensor):
                 handles[i] = known[key]
                 continue
+            if key in known:  # whoever still uses the old handle finds out as this caller did
+                connection.garbage.append(known.pop(key))
             _, fresh = missing.setdefault((mapping.key, kinds[i]), (mapping, {}))
             if key not in fresh:
                 fresh[key] = (tensor_spec(names[i], tensor.dtype, sizes, strides, offset), [])
@@ -214,10 +218,23 @@ def _forget(connection, mapping_key):
         connection.garbage.extend(connection.imports.pop(mapping_key, {}).values())
 
 
-def replicate(connection, handles, devices):
-    """Makes replicas of constants as the option says: "home", "all" or a list of device names."""
+def version(tensor):
+    """Counts the changes in place of `tensor` that torch knows of; None where torch does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _replicas_are_old(connection, handle, tensor):
+    versions = connection.replica_versions.get(handle)
+    return versions is not None and versions.setdefault(id(tensor), version(tensor)) != version(tensor)
+
+
+def replicate(connection, handles, tensors, devices):
+    """Makes replicas of constants as the option says: "home", "all" or a list of device names.
+
+    Returns whether these tensors have replicas now: their `version`s matter then. `tensors`: of the handles.
+    """
     if devices == "home":
-        return
+        return False
     if devices != "all" and (isinstance(devices, str) or not all(isinstance(d, str) for d in devices)):
         raise InvalidArgument(f'replicate must be "all", "home" or a list of devices, not {devices!r}')
     names = () if devices == "all" else tuple(devices)
@@ -225,4 +242,7 @@ def replicate(connection, handles, devices):
     if fresh and (connection.limits.device_count > 1 or names):
         connection.library.tensor_replicate(connection.handle, fresh, names)
         connection.replicated.update((handle, names) for handle in fresh)
+        for handle, tensor in zip(handles, tensors):
+            connection.replica_versions.setdefault(handle, {}).setdefault(id(tensor), version(tensor))
+    return any(handle in connection.replica_versions for handle in handles)
 
