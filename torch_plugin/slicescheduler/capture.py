@@ -21,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from . import reinplace as reinplace_pass
 from . import serialize as serializer
+from . import weights
 from ._proto import template_pb2 as pb
 from .errors import TrainingGraphError, Unsupported
 from .expressions import compile_expressions
@@ -48,6 +49,7 @@ class CapturedGraph:
     Attributes:
       template: GraphTemplate.
       template_bytes: its canonical serialization: equal programs give equal bytes.
+      moved_arguments: positions of arguments that the graph writes where they are: their memory must be movable.
       input_sources: Dynamo's source text of each graph argument, in the order of the arguments.
       extra_inputs: [(name, tensor)] constants of the graph too big for the template. They are the last
         entries of template.inputs and are bound once; they are no graph arguments.
@@ -55,13 +57,14 @@ class CapturedGraph:
       reinplace_report, capture_seconds: for logs.
     """
 
-    def __init__(self, serialized, input_sources, example_inputs, report, capture_seconds):
+    def __init__(self, serialized, input_sources, example_inputs, report, moved_arguments, capture_seconds):
         self.template = serialized.template
         self.template_bytes = self.template.SerializeToString(deterministic=True)
         self.input_sources = tuple(input_sources)
         self.extra_inputs = tuple(serialized.extra_inputs)
         self.example_inputs = example_inputs
         self.reinplace_report = report
+        self.moved_arguments = tuple(moved_arguments)
         self.capture_seconds = capture_seconds
         self._bind = _compile_binding(self.template, len(self.input_sources))
         self._layout_of = _compile_layouts(_output_metas(serialized))
@@ -104,15 +107,6 @@ class CapturedGraph:
             sizes, strides = compile_expressions(meta.sizes), compile_expressions(meta.strides)
             described.append((dtype, sizes(symbols), strides(symbols)))
         return described
-
-
-def contiguous_strides(sizes):
-    """Row-major strides, in elements."""
-    out, stride = [], 1
-    for size in reversed(sizes):
-        out.append(stride)
-        stride *= max(size, 1)
-    return tuple(reversed(out))
 
 
 # ---- per-call functions ------------------------------------------------------------------------
@@ -204,14 +198,20 @@ def capture_backend(on_graph, kind_of=None):
         sources = placeholder_sources(graph_module)
 
         def compile_inference(aot_module, _fake_inputs):
-            captured = _capture(aot_module, sources, list(example_inputs), kind_of)
+            returned = _return_writes(aot_module, list(example_inputs))
+            captured = _capture(aot_module, sources, list(example_inputs), kind_of, len(returned))
             run = on_graph(captured)
             captured.example_inputs = None  # they would keep the caller's tensors alive
 
             def call(args):
                 arguments = list(args)
                 args.clear()
-                return run(arguments)
+                if not returned:
+                    return run(arguments)
+                outputs = run(list(arguments))
+                for position, value in zip(returned, outputs[-len(returned) :]):
+                    arguments[position].copy_(value)
+                return outputs[: -len(returned)]
 
             call._boxed_call = True
             return call
@@ -278,14 +278,50 @@ def placeholder_sources(graph_module):
     return sources
 
 
-def _capture(aot_module, sources, example_inputs, kind_of):
+def _static_positions():
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return set(metadata.static_input_indices) if metadata is not None else set()
+
+
+def _return_writes(aot_module, example_inputs):
+    """Makes new contents of written arguments results where the arguments cannot be shared with the daemon.
+
+    What a program writes where it is must lie in shared memory at one address. Parameters, buffers and caches move
+    there, and so does an argument that nobody else sees. A view of something larger, memory of numpy or a tensor of
+    varying size stays where it is: the caller copies the last results into these arguments, whose positions are returned.
+    """
+    static, returned = _static_positions(), []
+    placeholders = [node for node in aot_module.graph.nodes if node.op == "placeholder"]
+    output = next(node for node in aot_module.graph.nodes if node.op == "output")
+    values = []
+    for node in list(aot_module.graph.nodes):
+        if node.target is not torch.ops.aten.copy_.default or node.args[0] not in placeholders:
+            continue
+        position = placeholders.index(node.args[0])
+        example, fake = example_inputs[position], node.args[0].meta["val"]
+        stays = position in static or isinstance(example, torch.nn.Parameter) or hasattr(example, "_slice_managed")
+        fixed = all(isinstance(number, int) for number in (*fake.shape, *fake.stride()))
+        if stays or (fixed and (weights.locate(example) is not None or weights.may_move(example))):
+            continue
+        returned.append(position)
+        values.append(node.args[1])
+        node.replace_all_uses_with(node.args[1])
+        aot_module.graph.erase_node(node)
+    if returned:
+        output.args = ([*output.args[0], *values],)
+        aot_module.recompile()
+    return returned
+
+
+def _capture(aot_module, sources, example_inputs, kind_of, returned_count):
     started = time.perf_counter()
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     output = next(node for node in aot_module.graph.nodes if node.op == "output")
     placeholders = [node for node in aot_module.graph.nodes if node.op == "placeholder"]
     _check_order(placeholders, sources, example_inputs)
-    aliases = _output_aliases(metadata, len(output.args[0]))
+    aliases = _output_aliases(metadata, len(output.args[0]) - returned_count) + [None] * returned_count
     reinplace_pass.initialize_empty(aot_module)
     report = reinplace_pass.reinplace(aot_module, {i for i, alias in enumerate(aliases) if alias is not None})
     serialized = serializer.serialize(
@@ -298,15 +334,22 @@ def _capture(aot_module, sources, example_inputs, kind_of):
         range_of=_range_function(context, placeholders),
         metadata=_metadata(aot_module, placeholders),
     )
-    return CapturedGraph(serialized, sources, example_inputs, report, time.perf_counter() - started)
+    static = _static_positions()
+    moved = [
+        i
+        for i, (entry, example) in enumerate(zip(serialized.template.inputs, example_inputs))
+        if entry.kind == pb.Input.STATIC_MUTABLE and i not in static and not isinstance(example, torch.nn.Parameter)
+    ]
+    return CapturedGraph(serialized, sources, example_inputs, report, moved, time.perf_counter() - started)
 
 
 def _check_order(placeholders, sources, example_inputs):
     """AOT must not have dropped, added or reordered arguments."""
     if not len(placeholders) == len(sources) == len(example_inputs):
         raise Unsupported(
-            f"torch changed the number of graph arguments: {len(placeholders)} placeholders, "
-            f"{len(sources)} sources, {len(example_inputs)} arguments"
+            f"torch made {len(placeholders)} graph arguments of {len(example_inputs)} ({', '.join(sources)}). It does so "
+            "when some of them are views of one tensor and the program writes one: clone() them before the call, or "
+            "return the new contents instead of writing them"
         )
     for node, example in zip(placeholders, example_inputs):
         fake = node.meta.get("val")

@@ -21,14 +21,13 @@ import torch
 
 from . import _abi, weights
 from ._proto import template_pb2 as pb
-from .capture import contiguous_strides
 from .errors import DaemonUnavailable, InvalidArgument, SliceError, StateLost, Unsupported
 from .expressions import compile_expressions
 from .request import current_request
 from .serialize import dtype_from_proto
 from .session import buffer_class, session
 from .statistics import counters
-from .tensors import extent, from_buffer
+from .tensors import contiguous_strides, extent, from_buffer
 
 BOUNDS_KEPT = 8  # models or caches that take turns on one graph before bindings are looked up anew
 PLANS_KEPT = 256
@@ -222,8 +221,10 @@ class Runner:
         self.result_count = sum(1 for out in template.outputs if out.WhichOneof("kind") == "value")
         self.has_managed = any(e.kind == pb.Input.MANAGED for e in entries)
         self.writes_state = any(e.written for e in self.static_entries)
-        self._statics_of = _getter([i for i, e in enumerate(entries[:count]) if e.kind in STATIC_KINDS])
+        statics = [i for i, e in enumerate(entries[:count]) if e.kind in STATIC_KINDS]
+        self._moved = [statics.index(i) for i in captured.moved_arguments]  # positions among the statics
         self._extra = tuple(tensor for _, tensor in captured.extra_inputs)
+        self._statics_of = _getter(statics)
         self._input_numbers = _compile_inputs(template, self.dynamics)
         self._static_numbers = _compile_static_sizes(template, self.static_entries)
         self._session = None
@@ -514,6 +515,12 @@ class Runner:
 
     def _check_statics(self, statics, symbols):
         """What torch's guards check otherwise: kinds, sizes and types of the static arguments."""
+        for i in self._moved:
+            if weights.locate(statics[i]) is None and not weights.may_move(statics[i]):
+                raise Unsupported(
+                    f"{self.static_entries[i].name} is written by {self.name} and shares its memory with other tensors or "
+                    "numpy, which would not see the new contents: pass a clone() and copy it back, or return the new contents"
+                )
         numbers = self._static_numbers(symbols)
         for entry, tensor, (dtype, sizes, offset) in zip(self.static_entries, [*statics, *self._extra], numbers):
             if tensor.shape != sizes or tensor.dtype is not dtype:

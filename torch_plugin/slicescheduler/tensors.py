@@ -14,7 +14,6 @@ import warnings
 import torch
 
 from . import _abi
-from .capture import contiguous_strides
 from .errors import Unsupported
 from .serialize import dtype_to_proto
 
@@ -24,6 +23,15 @@ def extent(sizes, strides):
     if 0 in sizes:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides))
+
+
+def contiguous_strides(sizes):
+    """Row-major strides, in elements."""
+    out, stride = [], 1
+    for size in reversed(sizes):
+        out.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(out))
 
 
 def tensor_spec(name, dtype, sizes, strides=None, offset=0):

@@ -77,6 +77,14 @@ def locate(tensor):
     return mapping, address - mapping.base
 
 
+def may_move(tensor):
+    """True if no other tensor and nobody outside torch sees this tensor's memory, as far as torch knows."""
+    storage = tensor.untyped_storage()
+    whole = storage.nbytes() == tensor.numel() * tensor.element_size()
+    # Memory of numpy and the like cannot be resized. Users of a storage: `tensor` and the local variable.
+    return whole and storage.resizable() and torch._C._storage_Use_Count(storage._cdata) == 2
+
+
 def _round(nbytes):
     return -(-nbytes // _ALIGN) * _ALIGN
 

@@ -11,8 +11,8 @@ import torch
 import make_golden
 import programs
 from slicescheduler import errors
-from slicescheduler.capture import contiguous_strides
 from slicescheduler.operators import allowed_operators, operator_name
+from slicescheduler.tensors import contiguous_strides
 
 PLUGIN = pathlib.Path(__file__).resolve().parents[1]
 

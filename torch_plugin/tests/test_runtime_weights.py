@@ -73,3 +73,79 @@ def test_Happy_unchanged_replicas_are_made_once_and_changed_ones_released(slice_
     assert slice_abi.replicated == [(6, []), (1, [])], "only what changed is copied again"
     session = next(iter(slice_abi.sessions.values()))
     assert len(session.tensors) == 6 and len(session.bindings) == 1
+
+
+# ---- arguments that programs write -------------------------------------------------------------
+
+
+def doubling(x):
+    x.mul_(2)
+    return x.sum()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "view",
+    [lambda b: b[:2], lambda b: b[1:3], lambda b: b[:, 1], lambda b: b.t(), lambda b: b.view(-1), lambda b: b],
+    ids=["head", "middle", "column", "transposed", "flat", "whole"],
+)
+def test_Regression_writes_to_a_view_reach_the_base(slice_abi, mode, view):
+    step = compiled(doubling)
+    with mode():
+        for base in (torch.ones(4, 4), torch.arange(16.0).view(4, 4).clone()):
+            twin = base.clone()
+            expected = doubling(view(twin))
+            assert torch.equal(step(view(base)), expected)
+            assert torch.equal(base, twin)
+
+
+def test_Regression_writes_reach_numpy_and_other_views(slice_abi):
+    step = compiled(doubling)
+    array = torch.ones(3).numpy().copy()
+    whole = torch.ones(4)
+    tail = whole[1:]
+    with torch.no_grad():
+        step(torch.from_numpy(array))
+        step(whole)
+    assert array.tolist() == [2, 2, 2] and whole.tolist() == [2] * 4 and tail.tolist() == [2] * 3
+
+
+def test_Edge_written_argument_of_varying_size(slice_abi):
+    step = compiled(doubling)
+    with torch.no_grad():
+        for n in (3, 5, 9):
+            x = torch.ones(n)
+            assert step(x) == 2 * n and torch.equal(x, torch.full((n,), 2.0))
+
+
+def test_Edge_written_argument_that_comes_back(slice_abi):
+    def function(x):
+        x.add_(1)
+        return x, x[1:], x * 2
+
+    base = torch.zeros(3, 4)
+    with torch.no_grad():
+        same, tail, double = compiled(function)(base[1:])
+    assert same.data_ptr() == base[1:].data_ptr() and tail.data_ptr() == base[2:].data_ptr()
+    assert base.sum() == 8 and torch.equal(double, torch.full((2, 4), 2.0)) and torch.equal(tail, torch.ones(1, 4))
+
+
+def test_Edge_a_shared_argument_after_an_unshared_one_is_refused(slice_abi):
+    step = compiled(doubling)
+    with torch.no_grad():
+        step(torch.ones(4))
+        other = torch.ones(4)
+        view = other[1:]
+        with pytest.raises(slicescheduler.Unsupported, match="shares its memory.*clone"):
+            step(other)
+    assert other.sum() == 4 and view.sum() == 3
+
+
+def test_Edge_overlapping_arguments_are_refused_with_advice(slice_abi):
+    def function(a, b):
+        a.add_(1)
+        return a + b
+
+    base = torch.zeros(6)
+    with torch.no_grad(), pytest.raises(slicescheduler.Unsupported, match="views of one tensor.*clone"):
+        compiled(function)(base[:4], base[2:])
