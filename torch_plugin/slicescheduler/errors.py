@@ -31,16 +31,19 @@ class Unsupported(CaptureError):
 
 
 class UnsupportedOperatorError(CaptureError):
-    """The graph calls operators outside the allow-list; `operators` names all of them, sorted."""
+    """The graph calls operators outside the allow-list; `operators` names all of them, sorted.
 
-    def __init__(self, operators, message=None):
+    places: operator -> where the program calls it first, for people. hints: sentences on what to do about some of them.
+    """
+
+    def __init__(self, operators, places=None, hints=()):
         self.operators = sorted(set(operators))
+        places = places or {}
+        named = (f"{name} ({places[name]})" if places.get(name) else name for name in self.operators)
+        cures = [*hints, "run that part of the model outside the compiled function"]
         super().__init__(
-            message
-            or "these operators are not on the allow-list of the executor: "
-            + ", ".join(self.operators)
-            + ". Run that part of the model outside the compiled function, or ask the administrator "
-            "to extend include/slice/allowed_operators.txt."
+            f"these operators are not on the allow-list of the executor: {', '.join(named)}. What helps: "
+            f"{'; '.join(cures)}; or ask the administrator to extend include/slice/allowed_operators.txt."
         )
 
 
@@ -88,7 +91,7 @@ class ArenaFull(SliceError):
         else:
             why = (
                 f"results of earlier calls that your program still refers to ({results}, through tensors or views of "
-                f"them) take {held_bytes:,} bytes, inputs and results of calls in flight the rest"
+                f"them) take {held_bytes:,} bytes, inputs and what calls in flight use take the rest"
             )
         cure = "" if wanted_bytes > arena_bytes else "keep clone()s of the results that you need and drop the results, or "
         super().__init__(

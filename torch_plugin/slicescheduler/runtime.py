@@ -156,6 +156,10 @@ class _Frame:
         self.args_reference = _byref(self.args)
         self.ticket_reference = _byref(self.ticket)
 
+    def __del__(self):  # its program, weights or cache are gone
+        for slot in filter(None, self.slots):
+            self.connection.give(slot)
+
     def fill(self, arguments, plan):
         """Copies the dynamic arguments into their slots. Errors: InvalidArgument, ArenaFull."""
         slots, words = self.slots, self.input_words
@@ -326,7 +330,8 @@ class Runner:
                 self._fail(connection, bound, status)
         except BaseException:
             if in_flight and frame.ticket.value:
-                connection.abandon(frame.ticket.value, slots + [s for s in frame.slots if s is not None])
+                inputs, frame.slots = frame.slots, []
+                connection.abandon(frame.ticket.value, slots + [s for s in inputs if s is not None])
             else:
                 for slot in slots:
                     connection.give(slot)
@@ -340,10 +345,6 @@ class Runner:
     def _recycle(bound, frame):
         if len(bound.frames) < FRAMES_KEPT:
             bound.frames.append(frame)
-        else:
-            for slot in frame.slots:
-                if slot is not None:
-                    frame.connection.give(slot)
 
     def _address(self, connection, frame):
         """Fills sequence and deadline. Returns the current Request or None."""
@@ -498,10 +499,7 @@ class Runner:
         )
         connection.release_garbage()  # of weights that changed: their replicas take memory
         library = connection.library
-        graph = connection.graphs.get(self.template_bytes)
-        if graph is None:
-            graph = library.graph_register(connection.handle, self.template_bytes)
-            connection.graphs[self.template_bytes] = graph
+        graph = connection.graph_of(self)
         key = (graph, tuple(handles))
         binding = connection.bindings.get(key)
         if binding is None:

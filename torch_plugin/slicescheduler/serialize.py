@@ -11,6 +11,7 @@ carries its expression.
 import dataclasses
 import math
 import operator
+import os
 import re
 
 import torch
@@ -45,6 +46,19 @@ _DEVICES = {"cpu": pb.CPU, "cuda": pb.CUDA}
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Checks on sizes: torch's guards made them before the call; they compute nothing.
 _DROPPED_PREFIXES = ("aten::sym_", "aten::_assert_scalar", "aten::_assert_tensor_metadata")
+
+
+_RANDOM = "draw random numbers outside and pass them as an argument"
+# What to do about operators that ordinary models meet: part of the name -> advice.
+_HINTS = {
+    "native_dropout": "call model.eval(), which switches dropout off",
+    "_native_batch_norm_legit_functional": "call model.eval(), so that batch norms use their running statistics",
+    "_transformer_encoder_layer_fwd": "torch.backends.mha.set_fastpath_enabled(False) takes encoder layers apart",
+    "_native_multi_head_attention": "torch.backends.mha.set_fastpath_enabled(False) takes attention apart",
+    "_weight_norm_interface": "torch.nn.utils.parametrize.remove_parametrizations makes it a plain weight",
+    "convert_element_type": "pass numbers that change between calls as tensors, not as Python floats",
+    **dict.fromkeys(("aten::rand", "aten::bernoulli", "aten::multinomial", "aten::normal"), _RANDOM),
+}
 
 
 def dtype_to_proto(dtype):
@@ -154,19 +168,23 @@ class _Serializer:
     # ---- checks ------------------------------------------------------------------------------
 
     def _check_operators(self):
-        bad = set()
+        bad, places = set(), {}
         for node in self.nodes:
             if node.op != "call_function" or node.target is operator.getitem:
                 continue
             if not is_operator(node):
                 if not isinstance(node.meta.get("val"), (*_SYMBOLIC, int, float, bool)):
-                    bad.add(getattr(node.target, "__name__", str(node.target)))
+                    name = getattr(node.target, "__name__", str(node.target))
+                    bad.add(name)
+                    places.setdefault(name, _place(node))
                 continue
             name = operator_name(node.target)
             if not name.startswith(_DROPPED_PREFIXES) and name not in allowed_operators():
                 bad.add(name)
+                places.setdefault(name, _place(node))
         if bad:
-            raise UnsupportedOperatorError(bad)
+            hints = dict.fromkeys(hint for part, hint in _HINTS.items() if any(part in name for name in bad))
+            raise UnsupportedOperatorError(bad, places, hints)
 
     def _written_placeholders(self):
         written = set()
@@ -388,6 +406,18 @@ def _is_default(value, default):
     if type(value) is not type(default) or isinstance(value, torch.fx.Node):
         return False
     return value == default and not (isinstance(value, float) and math.isnan(value))
+
+
+def _place(node):
+    """The innermost line of the user's program that called an FX node: 'model.py:12: y = torch.lgamma(x)', or None."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    for i in reversed(range(len(lines))):
+        found = re.match(r'File "(.*)", line (\d+)', lines[i])
+        if found and f"{os.sep}torch{os.sep}" not in found[1]:
+            code = f": {lines[i + 1]}" if i + 1 < len(lines) else ""
+            return f"{os.path.basename(found[1])}:{found[2]}{code}"
+    path = module_path(node)
+    return f"in {path[-1][0]}, {path[-1][1]}" if path and path[-1][0] else None
 
 
 def readable_source(source):

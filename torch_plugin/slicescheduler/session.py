@@ -19,7 +19,7 @@ import time
 import weakref
 
 from . import _abi
-from .errors import ArenaFull, DaemonUnavailable, InvalidArgument, SliceError, StateLost
+from .errors import ArenaFull, DaemonUnavailable, InvalidArgument, Quota, SliceError, StateLost
 
 RECONNECT_SECONDS = 10.0
 _fork_count = 0
@@ -87,6 +87,7 @@ class Connection:
         self.fork_count = _fork_count
         self.limits = library.session_limits(handle)
         self.graphs = {}  # template bytes -> graph handle
+        self.graph_users = {}  # template bytes -> WeakSet of the Runners of that graph
         self.imports = {}  # mapping key -> {tensor spec key -> tensor handle}
         self.replicated = set()  # (tensor handle, devices)
         self.replica_versions = {}  # tensor handle -> {id(tensor): weights.version() when it was copied}
@@ -149,6 +150,39 @@ class Connection:
                 except IndexError:
                     break
                 self.library.arena_free(self.handle, slot.offset)
+
+    def graph_of(self, runner):
+        """Handle of the runner's graph, registered where new. Graphs whose programs are gone make room.
+
+        Errors: Quota, GraphRejected, SliceError.
+        """
+        template = runner.template_bytes
+        self.graph_users.setdefault(template, weakref.WeakSet()).add(runner)
+        if template not in self.graphs:
+            try:
+                self.graphs[template] = self.library.graph_register(self.handle, template)
+            except Quota as error:
+                if not self._drop_unused_graphs():
+                    raise Quota(
+                        f"{error}. Each size or type that torch specialises on, and each piece between graph breaks, is a "
+                        "graph: mark varying dimensions with torch._dynamo.maybe_mark_dynamic, call torch._dynamo.reset() "
+                        "to forget programs that you no longer use, or raise graphs_max in the daemon's configuration",
+                        status=error.status,
+                    ) from None
+                self.graphs[template] = self.library.graph_register(self.handle, template)
+        return self.graphs[template]
+
+    def _drop_unused_graphs(self):
+        """Unregisters graphs that no living Runner has; how many."""
+        gc.collect()  # compiled programs are full of cycles
+        unused = [template for template in list(self.graphs) if not self.graph_users.get(template)]
+        for template in unused:
+            graph = self.graphs.pop(template)
+            self.graph_users.pop(template, None)
+            for key in [key for key in list(self.bindings) if key[0] == graph]:
+                self._quietly(self.library.binding_destroy, self.bindings.pop(key))
+            self._quietly(self.library.graph_unregister, graph)
+        return len(unused)
 
     def wait(self, ticket, timeout_ns=-1, completion=None):
         """Status of `ticket`; see Library.wait."""
@@ -259,13 +293,17 @@ class Session:
     def _open(self, patience_seconds=None):
         if self._fork_count != _fork_count:
             raise InvalidArgument(
-                "this session belongs to the parent process: after fork() open a new one in the child with "
-                "slicescheduler.session(), or start workers with the spawn method",
+                "this session, and what was compiled for it, belongs to the parent process: start workers with the "
+                "spawn method instead of fork, or call torch._dynamo.reset() in the child and compile again there",
                 status=_abi.ERR_INVALID,
             )
         with self._lock:
             if self._closed:
-                raise InvalidArgument("the session is closed", status=_abi.ERR_INVALID)
+                raise InvalidArgument(
+                    "the session is closed: programs compiled for it end with it. Call torch.compile again after "
+                    "torch._dynamo.reset(); they use a new session then",
+                    status=_abi.ERR_INVALID,
+                )
             if self._connection is None or not self._connection.alive:
                 self._connection = None
                 connection = self._connect(patience_seconds)

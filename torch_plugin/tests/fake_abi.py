@@ -124,6 +124,7 @@ class FakeSlice:
         self.imported_bytes = 0
         self.replicated = []
         self.registered = 0
+        self.graphs_max = 64
         self.submits = []  # (session number, binding, sequence, deadline, priority)
         self.sequences_opened = []
         self.cancelled = []
@@ -357,6 +358,8 @@ class FakeSlice:
         found = [key for key, program in session.graphs.items() if program.template_bytes == data]
         out._obj.value = found[0] if found else next(self._numbers)
         if not found:
+            if len(session.graphs) >= self.graphs_max:
+                raise Fault(_abi.ERR_QUOTA, f"{self.graphs_max} graphs are registered")
             self.registered += 1
             session.graphs[out._obj.value] = _Program(data)
 

@@ -288,6 +288,17 @@ def test_Edge_unsupported_operator_is_named(slice_abi):
         compiled(lambda x: torch.lgamma(x))(torch.ones(3))
 
 
+def test_Edge_unsupported_operator_is_placed_in_the_users_program_with_advice(slice_abi):
+    def function(x):
+        return torch.nn.functional.dropout(x, 0.5) + torch.lgamma(x)  # this line is named
+
+    with torch.inference_mode(), pytest.raises(slicescheduler.UnsupportedOperatorError) as caught:
+        compiled(function)(torch.ones(3))
+    text = str(caught.value)
+    assert "test_runtime_basic.py" in text and "this line is named" in text and "model.eval()" in text
+    assert {"aten::native_dropout", "aten::lgamma"} == set(caught.value.operators)
+
+
 def test_Edge_not_strict_runs_eagerly_and_counts(slice_abi):
     before = slicescheduler.stats()
     with torch.inference_mode():

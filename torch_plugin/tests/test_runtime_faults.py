@@ -216,7 +216,7 @@ def test_Edge_forked_child_gets_a_clear_error_and_may_open_its_own(slice_abi, st
     os.waitpid(child, 0)
     text = os.read(read, 4000).decode()
     os.close(read)
-    assert "fork" in text and text.endswith(" reopened")
+    assert "fork" in text and "_dynamo.reset" in text and text.endswith(" reopened")
     step()
 
 

@@ -149,3 +149,35 @@ def test_Edge_overlapping_arguments_are_refused_with_advice(slice_abi):
     base = torch.zeros(6)
     with torch.no_grad(), pytest.raises(slicescheduler.Unsupported, match="views of one tensor.*clone"):
         compiled(function)(base[:4], base[2:])
+
+
+# ---- what is given back ------------------------------------------------------------------------
+
+
+def test_Regression_inputs_of_forgotten_weights_leave_the_arena(slice_abi):
+    model = torch.nn.Linear(16, 16)
+    step = compiled(model, arena_bytes=1 << 20, name="small arena")
+    x = torch.randn(1024, 16)  # 64 KiB; as much again for the result
+    with torch.no_grad():
+        for _ in range(20):  # more bindings than are kept
+            model.weight = torch.nn.Parameter(torch.randn(16, 16))
+            assert torch.equal(step(x), model(x))
+
+
+def test_Regression_graphs_of_forgotten_programs_make_room(slice_abi):
+    x = torch.ones(2)
+    with torch.no_grad():
+        for i in range(70):  # a session may have 64
+            torch._dynamo.reset()
+            assert torch.equal(compiled(lambda x, i=i: x * (i + 2))(x), x * (i + 2))
+
+
+@needs_fake
+def test_Edge_too_many_graphs_in_use_say_what_to_do(slice_abi):
+    slice_abi.graphs_max = 2
+    steps = [compiled(function) for function in (torch.relu, torch.abs, torch.neg)]
+    with torch.no_grad():
+        for step in steps[:2]:
+            step(torch.ones(2))
+        with pytest.raises(slicescheduler.Quota, match="maybe_mark_dynamic.*graphs_max"):
+            steps[2](torch.ones(2))
