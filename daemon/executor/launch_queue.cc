@@ -1,9 +1,9 @@
 #include "daemon/executor/launch_queue.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "common/checked.h"
+#include "common/queue_rules.h"
 
 namespace slice::executor {
 namespace {
@@ -21,12 +21,11 @@ bool WindowHolds(const QueuedOp& op, TimeNs start) {
   return CheckedAdd(start, op.duration_ns, &end) && end <= op.end_by_ns;
 }
 
-}  // namespace
-
-bool LaunchesBefore(const QueuedOp& a, const QueuedOp& b) {
-  return std::tuple(a.service_class, -int64_t{a.priority}, a.order, a.key.instance, a.key.op) <
-         std::tuple(b.service_class, -int64_t{b.priority}, b.order, b.key.instance, b.key.op);
+RunKey KeyOf(const QueuedOp& op) {
+  return {op.service_class, op.priority, op.order, op.key.instance, op.key.op};
 }
+
+}  // namespace
 
 QueuedOp* LaunchQueue::Find(const OpKey& key) {
   const auto found =
@@ -57,7 +56,7 @@ LaunchQueue::Decision LaunchQueue::Next(TimeNs now, bool behind_online) {
     const TimeNs start = StartOf(op, now, behind_online);
     if (start > now) {
       decision.wake_ns = std::min(decision.wake_ns, start);
-    } else if (best == nullptr || LaunchesBefore(op, *best)) {
+    } else if (best == nullptr || RunsBefore(KeyOf(op), KeyOf(*best))) {
       best = &op;
     }
   }

@@ -29,9 +29,6 @@ struct QueuedOp {
   DurationNs duration_ns = 0;        // predicted
 };
 
-// (class, priority descending, order): whether a is launched before b.
-bool LaunchesBefore(const QueuedOp& a, const QueuedOp& b);
-
 class LaunchQueue {
  public:
   void Add(const QueuedOp& op) { ops_.push_back(op); }

@@ -39,18 +39,16 @@ void Arbiter::Admit(std::vector<TransferId>* admitted) {
     if (entries_[i].state == State::kIntent) order_.push_back(i);
   }
   std::sort(order_.begin(), order_.end(), [this](size_t a, size_t b) {
-    if (entries_[a].service_class != entries_[b].service_class) {
-      return entries_[a].service_class < entries_[b].service_class;
-    }
-    return entries_[a].age < entries_[b].age;
+    return CopiesBefore({entries_[a].service_class, entries_[a].age},
+                        {entries_[b].service_class, entries_[b].age});
   });
   for (const size_t i : order_) {
     Entry& entry = entries_[i];
-    Side& source = sending_[entry.source];
-    Side& destination = receiving_[entry.destination];
+    LinkSide& source = sending_[entry.source];
+    LinkSide& destination = receiving_[entry.destination];
     if (source.Blocks(entry.service_class) || destination.Blocks(entry.service_class)) continue;
-    ++source.count(entry.service_class);
-    ++destination.count(entry.service_class);
+    source.Enter(entry.service_class);
+    destination.Enter(entry.service_class);
     entry.state = State::kAdmitted;
     --pending_;
     admitted->push_back(entry.id);
@@ -61,8 +59,8 @@ bool Arbiter::Remove(TransferId id) {
   Entry* const entry = At(id);
   if (entry == nullptr) return false;
   if (entry->state == State::kAdmitted) {
-    --sending_[entry->source].count(entry->service_class);
-    --receiving_[entry->destination].count(entry->service_class);
+    sending_[entry->source].Leave(entry->service_class);
+    receiving_[entry->destination].Leave(entry->service_class);
   } else if (entry->state == State::kIntent) {
     --pending_;
   }

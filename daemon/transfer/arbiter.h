@@ -7,8 +7,8 @@
 //       └────────────── Cancel ──┘ (asked of the executor; gone when it answers)
 //
 // Admission: a transfer needs its source domain's sending side and its destination domain's
-// receiving side, both at once, against every admitted transfer of the same or a better class. Best
-// class first, then age. Nothing is held while waiting for something else, so there is no deadlock.
+// receiving side, both at once, against every admitted transfer of the same or a better class
+// (common/queue_rules.h, shared with the simulator). Best class first, then age. Nothing is held while waiting for something else, so there is no deadlock.
 // Copies of a worse class do not stand in the way: the executor orders copies by class at every
 // chunk boundary. PURE: no clock, no IO. Deterministic.
 #pragma once
@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/queue_rules.h"
 #include "common/units.h"
 
 namespace slice::transfer {
@@ -46,19 +47,10 @@ class Arbiter {
     State state;
     uint64_t age;  // of the intent
   };
-  struct Side {
-    uint32_t online = 0, offline = 0;
-    bool Blocks(ServiceClass service_class) const {
-      return online > 0 || (service_class == ServiceClass::kOffline && offline > 0);
-    }
-    uint32_t& count(ServiceClass service_class) {
-      return service_class == ServiceClass::kOnline ? online : offline;
-    }
-  };
   Entry* At(TransferId id);
 
   std::vector<Entry> entries_;  // few: bounded by what placed ops need
-  std::vector<Side> sending_, receiving_;
+  std::vector<LinkSide> sending_, receiving_;
   std::vector<size_t> order_;  // scratch of Admit
   uint64_t next_age_ = 0;
   size_t pending_ = 0;

@@ -29,8 +29,7 @@ ALLOWED = {
         "common", "daemon/graph", "daemon/gmg", "daemon/estimate", "daemon/sim", "daemon/sched", "daemon/transfer",
     },
     "daemon/server": {"common", "include", "proto", "daemon/graph", "daemon/gmg", "daemon/engine"},
-    # daemon/sim: only the order in which a device takes ready ops, which simulator and executor must share.
-    "daemon/executor": {"common", "include", "proto", "daemon/graph", "daemon/sim"},
+    "daemon/executor": {"common", "include", "proto", "daemon/graph"},
     "libclient": {"common", "include", "proto"},
     "tools/replay": {"common", "daemon/estimate"},
     "tools/slicectl": {"common", "include", "proto", "daemon/gmg", "libclient"},
