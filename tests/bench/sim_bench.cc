@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "daemon/sched/policy.h"
+#include "tests/sim/naive_simulator.h"
 #include "tests/sim/snapshot_builder.h"
+#include "tests/sim/workload.h"
 
 namespace slice {
 namespace {
@@ -22,9 +25,97 @@ struct Figure {
   const char* unit;
 };
 
+// CPU time: a busy machine should not change the figure.
+double NowUs() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) / 1e3;
+}
+
+double Median(std::vector<double> samples) {
+  std::nth_element(samples.begin(),
+                   samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2),
+                   samples.end());
+  return samples[samples.size() / 2];
+}
+
+double TimeUs(const std::function<void()>& function, size_t times) {
+  const double start = NowUs();
+  for (size_t i = 0; i < times; ++i) function();
+  return (NowUs() - start) / static_cast<double>(times);
+}
+
+double MedianUs(const std::function<void()>& function) {
+  std::vector<double> samples;
+  TimeUs(function, 5);
+  for (int i = 0; i < 31; ++i) samples.push_back(TimeUs(function, 20));
+  return Median(samples);
+}
+
+struct Pair {
+  double a, b, ratio;  // microseconds, and the median of b / a
+};
+// Interleaved, so that a slow moment of the machine meets both.
+Pair MedianPair(const std::function<void()>& a, const std::function<void()>& b, size_t times) {
+  std::vector<double> as, bs, ratios;
+  TimeUs(a, times);
+  TimeUs(b, times);
+  for (int i = 0; i < 21; ++i) {
+    as.push_back(TimeUs(a, times));
+    bs.push_back(TimeUs(b, times));
+    ratios.push_back(bs.back() / as.back());
+  }
+  return {Median(as), Median(bs), Median(ratios)};
+}
+
+constexpr uint64_t kSeed = 1;
+
+void OpsPerMs(uint32_t ops, const std::string& size, std::vector<Figure>* figures) {
+  constexpr uint32_t kDevices = 8;
+  const estimate::TransferEstimator transfers(kDevices);
+  const sim::Options options{3600 * kSecond, 30 * kMicrosecond, {}};
+  sim::Simulator simulator(transfers, options);
+  const sim::Snapshot snapshot = sim::MakeWorkload(ops, kDevices, kSeed);
+  const auto count = static_cast<double>(snapshot.ops.size());
+  std::vector<sim::Outcome> outcomes;
+  const std::vector<sim::Candidate> as_it_is(1);
+  sim::Timeline timeline;
+  simulator.Prepare(snapshot, {}, {});
+  const Pair pair =
+      MedianPair([&] { simulator.Evaluate(as_it_is, nullptr, &outcomes); },
+                 [&] { sim::NaiveRun(snapshot, {}, {}, options, transfers, &timeline, false); },
+                 std::max<uint32_t>(1, 20'000 / ops));
+  figures->push_back({"sim_ops_per_ms_" + size, count / pair.a * 1000, "ops/ms"});
+  figures->push_back({"naive_ops_per_ms_" + size, count / pair.b * 1000, "ops/ms"});
+  figures->push_back({"sim_over_naive_ratio_" + size, pair.ratio, "x"});
+  if (ops == 1'000) {
+    const double us = MedianUs([&] { simulator.Prepare(snapshot, {}, {}); });
+    figures->push_back({"sim_prepare_ns_per_op", us / count * 1000, "ns"});
+  }
+  if (ops == 100'000)
+    figures->push_back(
+        {"sim_bytes_per_op_100k", static_cast<double>(simulator.bytes()) / count, "bytes"});
+}
+
+// Cost per op of 64 devices over that of 8.
+void Devices(std::vector<Figure>* figures) {
+  const estimate::TransferEstimator transfers(64);
+  const sim::Options options{3600 * kSecond, 30 * kMicrosecond, {}};
+  sim::Simulator few(transfers, options), many(transfers, options);
+  const sim::Snapshot on_8 = sim::MakeWorkload(10'000, 8, kSeed);
+  const sim::Snapshot on_64 = sim::MakeWorkload(10'000, 64, kSeed);
+  few.Prepare(on_8, {}, {});
+  many.Prepare(on_64, {}, {});
+  std::vector<sim::Outcome> outcomes;
+  const std::vector<sim::Candidate> as_it_is(1);
+  const Pair pair = MedianPair([&] { few.Evaluate(as_it_is, nullptr, &outcomes); },
+                               [&] { many.Evaluate(as_it_is, nullptr, &outcomes); }, 4);
+  figures->push_back({"sim_cost_64_over_8_devices", pair.ratio, "x"});
+}
+
 // Instances of chained layers: each layer reads its weights (a few tensors), its KV piece and the
 // activation before it.
-sim::SnapshotBuilder Layers(size_t devices, size_t instances, size_t layers, bool placed) {
+sim::SnapshotBuilder Layers(size_t devices, size_t instances, size_t layers) {
   sim::SnapshotBuilder builder(devices);
   const uint64_t all = devices >= 64 ? ~uint64_t{0} : (uint64_t{1} << devices) - 1;
   std::vector<std::vector<sim::TensorIndex>> weights(layers);
@@ -50,45 +141,13 @@ sim::SnapshotBuilder Layers(size_t devices, size_t instances, size_t layers, boo
       spec.writes.push_back(activation);
       spec.memory_bytes = 64 << 10;
       if (layer > 0) spec.after = {before};
-      if (placed) {
-        spec.state = sim::OpState::kPlaced;
-        // A hand-over now and then: one transfer every 32 ops or so.
-        spec.device = static_cast<DeviceIndex>((home + (layer % 16 == 15 ? 1 : 0)) % devices);
-      }
+      spec.state = sim::OpState::kPlaced;
+      // A hand-over now and then: one transfer every 32 ops or so.
+      spec.device = static_cast<DeviceIndex>((home + (layer % 16 == 15 ? 1 : 0)) % devices);
       before = builder.Op(spec);
     }
   }
   return builder;
-}
-
-template <typename Function>
-double MedianMicroseconds(Function function) {
-  // CPU time: a busy machine should not change the figure.
-  const auto now_us = [] {
-    timespec now{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) / 1e3;
-  };
-  std::vector<double> samples;
-  for (int i = 0; i < 10; ++i) function();
-  for (int i = 0; i < 31; ++i) {
-    const double start = now_us();
-    for (int k = 0; k < 20; ++k) function();
-    samples.push_back((now_us() - start) / 20);
-  }
-  std::nth_element(samples.begin(), samples.begin() + 15, samples.end());
-  return samples[15];
-}
-
-void OpsPerMs(size_t devices, size_t instances, size_t layers, bool placed, const char* name,
-              std::vector<Figure>* figures) {
-  const estimate::TransferEstimator transfers(devices);
-  sim::Simulator simulator(transfers, {.horizon = 3600 * kSecond});
-  sim::SnapshotBuilder builder = Layers(devices, instances, layers, placed);
-  const sim::Snapshot& snapshot = builder.Build();
-  sim::Timeline timeline;
-  const double us = MedianMicroseconds([&] { simulator.Run(snapshot, {}, &timeline); });
-  figures->push_back({name, static_cast<double>(snapshot.ops.size()) / us * 1000, "ops/ms"});
 }
 
 void Round(size_t devices, size_t instances, size_t layers, const char* name,
@@ -96,7 +155,7 @@ void Round(size_t devices, size_t instances, size_t layers, const char* name,
   const estimate::TransferEstimator transfers(devices);
   sim::Simulator simulator(transfers, {});
   std::unique_ptr<sched::Policy> policy = std::move(sched::MakePolicy("slice", &simulator).value());
-  sim::SnapshotBuilder builder = Layers(devices, instances, layers, true);
+  sim::SnapshotBuilder builder = Layers(devices, instances, layers);
   const uint32_t offline = builder.Offline();
   std::vector<sim::OpIndex> batch;
   for (int i = 0; i < 8; ++i) {
@@ -109,8 +168,7 @@ void Round(size_t devices, size_t instances, size_t layers, const char* name,
     batch.push_back(builder.Op(spec));
   }
   const sim::Snapshot& snapshot = builder.Build();
-  figures->push_back(
-      {name, MedianMicroseconds([&] { (void)policy->Decide(snapshot, batch, 0); }), "us"});
+  figures->push_back({name, MedianUs([&] { (void)policy->Decide(snapshot, batch, 0); }), "us"});
 }
 
 }  // namespace
@@ -119,14 +177,15 @@ void Round(size_t devices, size_t instances, size_t layers, const char* name,
 int main() {
   using slice::Figure;
   std::vector<Figure> figures;
+  slice::OpsPerMs(1'000, "1k", &figures);
+  slice::OpsPerMs(10'000, "10k", &figures);
+  slice::OpsPerMs(100'000, "100k", &figures);
+  slice::Devices(&figures);
   slice::Round(2, 4, 8, "round_us_2_devices_40_ops", &figures);
   slice::Round(8, 31, 8, "round_us_8_devices_256_ops", &figures);
-  slice::OpsPerMs(2, 8, 32, true, "simulated_ops_per_ms_256", &figures);
-  slice::OpsPerMs(8, 32, 32, true, "simulated_ops_per_ms_1024", &figures);
-  slice::OpsPerMs(2, 8, 32, false, "rollout_ops_per_ms_256", &figures);
   std::printf("{\"figures\": [");
   for (size_t i = 0; i < figures.size(); ++i) {
-    std::printf("%s\n  {\"name\": \"%s\", \"value\": %.1f, \"unit\": \"%s\"}", i == 0 ? "" : ",",
+    std::printf("%s\n  {\"name\": \"%s\", \"value\": %.2f, \"unit\": \"%s\"}", i == 0 ? "" : ",",
                 figures[i].name.c_str(), figures[i].value, figures[i].unit);
   }
   std::printf("\n]}\n");

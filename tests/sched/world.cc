@@ -337,7 +337,7 @@ class World {
     if (running_[device].first != SIZE_MAX) return;
     const auto [from, until] = Phantom(device);
     uint64_t place = 0;
-    std::pair<sim::QueueKey, std::pair<size_t, size_t>> best{{}, {SIZE_MAX, 0}};
+    std::pair<RunKey, std::pair<size_t, size_t>> best{{}, {SIZE_MAX, 0}};
     for (const size_t i : Order()) {
       const Instance& instance = instances_[i];
       ++place;
@@ -349,8 +349,8 @@ class World {
         if (gap && now_ + instance.layer > from) continue;
         const ServiceClass service_class =
             policy_->ClassesOrderQueues() ? Tenant(instance).service_class : ServiceClass::kOnline;
-        const sim::QueueKey key{service_class, 0, place, static_cast<uint32_t>(k)};
-        if (best.second.first == SIZE_MAX || sim::RunsBefore(key, best.first)) best = {key, {i, k}};
+        const RunKey key{service_class, 0, place, 0, static_cast<uint32_t>(k)};
+        if (best.second.first == SIZE_MAX || RunsBefore(key, best.first)) best = {key, {i, k}};
       }
     }
     if (best.second.first == SIZE_MAX) return;

@@ -1,5 +1,7 @@
-// The simulator in the plainest words: no heaps, no counters, everything looked up again at every
-// point in time. Slow and obviously right; the fast one must equal it to the nanosecond.
+// The simulator in the plainest words: one std::priority_queue of events, one of ready ops for each
+// device, flat arrays, everything in snapshot order. Obviously right; the fast one must equal it to
+// the nanosecond, and is measured against it (tests/bench/sim_bench.cc), so it does nothing slowly
+// on purpose either. Shares no code with daemon/sim.
 #pragma once
 
 #include <span>
@@ -8,7 +10,9 @@
 
 namespace slice::sim {
 
+// `memory_curve`: whether Timeline::memory is wanted.
 void NaiveRun(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules,
-              const Options& options, const estimate::TransferEstimator& transfers, Timeline* out);
+              const Options& options, const estimate::TransferEstimator& transfers, Timeline* out,
+              bool memory_curve = true);
 
 }  // namespace slice::sim

@@ -9,7 +9,7 @@
 namespace slice::sim {
 namespace {
 
-constexpr uint64_t kCases = 4'000;
+constexpr uint64_t kCases = 12'000;
 
 void ExpectEqual(const Timeline& fast, const Timeline& naive) {
   EXPECT_EQ(fast.start, naive.start);
@@ -21,6 +21,9 @@ void ExpectEqual(const Timeline& fast, const Timeline& naive) {
   EXPECT_EQ(fast.infeasible_domain, naive.infeasible_domain);
   EXPECT_EQ(fast.makespan, naive.makespan);
   EXPECT_EQ(fast.device, naive.device);
+  EXPECT_TRUE(fast.infeasible == naive.infeasible);
+  EXPECT_EQ(fast.free_bytes_min, naive.free_bytes_min);
+  EXPECT_TRUE(fast.memory == naive.memory);
 }
 
 TEST(SimulatorOracle, Happy_RandomSnapshotsEqualTheNaiveSimulator) {
