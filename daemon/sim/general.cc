@@ -12,6 +12,16 @@ constexpr auto kLater = [](const auto& a, const auto& b) { return a.at > b.at; }
 
 }  // namespace
 
+int64_t Simulation::BytesOf(uint32_t slot) const {
+  return s_->tensors[p_->tensors[slot].tensor].bytes;
+}
+
+bool Simulation::Reserved(const Prepared::General& general, DomainIndex domain) const {
+  const uint32_t instance = s_->ops[general.op].instance;
+  return instance < s_->instances.size() &&
+         (s_->instances[instance].reserved_domains & Bit(domain)) != 0;
+}
+
 // ---- general ops ----
 
 void Simulation::PredecessorsDone(uint32_t op) {
@@ -43,7 +53,7 @@ void Simulation::Release(uint32_t op) {
   if (general.device == kNoDevice) general.device = Rollout(op);
   if (general.device == kNoDevice) return;  // may run nowhere: never reached
   const DomainIndex domain = st_.devices[general.device].domain;
-  for (uint32_t i = from.reads_begin; i < from.reads_end; ++i) {
+  for (uint32_t i = from.reads_begin; i < from.writes_begin; ++i) {
     const uint32_t slot = p_->slots[i];
     const uint64_t resident = st_.tensors[slot].resident;
     if ((resident & Bit(domain)) != 0 || resident == 0) continue;
@@ -74,18 +84,18 @@ DeviceIndex Simulation::Rollout(uint32_t id) const {
   TimeNs best_finish = kNever;
   const uint64_t existing =
       st_.devices.size() >= 64 ? ~uint64_t{0} : Bit(static_cast<uint32_t>(st_.devices.size())) - 1;
-  for (uint64_t left = op.allowed & existing; left != 0; left &= left - 1) {
+  for (uint64_t left = s_->ops[op.op].allowed_devices & existing; left != 0; left &= left - 1) {
     const auto candidate = static_cast<DeviceIndex>(std::countr_zero(left));
     const SimulationState::Device& device = st_.devices[candidate];
     DurationNs copies = 0;
     bool pinned_elsewhere = false;
-    for (uint32_t i = op.reads_begin; i < op.reads_end; ++i) {
+    for (uint32_t i = op.reads_begin; i < op.writes_begin; ++i) {
       const uint32_t slot = p_->slots[i];
       const uint64_t resident = st_.tensors[slot].resident;
       if ((resident & Bit(device.domain)) != 0 || resident == 0) continue;
       const Prepared::Tensor& tensor = p_->tensors[slot];
       pinned_elsewhere |= tensor.pinned;
-      copies += CopyTime(SourceFor(slot, device.domain), device.domain, tensor.bytes);
+      copies += CopyTime(SourceFor(slot, device.domain), device.domain, BytesOf(slot));
     }
     if (pinned_elsewhere) continue;
     TimeNs start =
@@ -114,14 +124,13 @@ DurationNs Simulation::StartGeneral(uint32_t index, uint32_t op) {
   if (rollout_) Backlog(op, index) -= duration;
   if (from.batch != kNone && candidate_device_ != kNoDevice) st_.batch_work -= duration;
   device.refund = 0;
-  if ((from.reserved & Bit(device.domain)) != 0) return duration;
+  if (Reserved(from, device.domain)) return duration;
   int64_t made = from.made_settled;
   for (uint32_t i = from.writes_begin; i < from.writes_end; ++i) {
     const uint32_t slot = p_->slots[i];
-    if (p_->tensors[slot].transient && st_.tensors[slot].resident == 0)
-      made += p_->tensors[slot].bytes;
+    if (p_->tensors[slot].transient && st_.tensors[slot].resident == 0) made += BytesOf(slot);
   }
-  const int64_t taken = std::max(made, from.memory_bytes);
+  const int64_t taken = std::max(made, s_->ops[from.op].memory_bytes);
   Take(device.domain, taken, from.op, kNone);
   device.refund = taken - made;
   return duration;
@@ -132,19 +141,19 @@ void Simulation::FinishGeneral(uint32_t index, const Prepared::General& from) {
   const DomainIndex domain = device.domain;
   st_.domains[domain].free_bytes += device.refund + from.give_settled;
   device.refund = 0;
-  const bool reserved = (from.reserved & Bit(domain)) != 0;
+  const bool reserved = Reserved(from, domain);
   for (uint32_t i = from.writes_begin; i < from.writes_end; ++i) {
     const uint32_t slot = p_->slots[i];
     const Prepared::Tensor& tensor = p_->tensors[slot];
     SimulationState::Tensor& state = st_.tensors[slot];
     if (tensor.transient && state.resident == 0 && !reserved) state.held |= Bit(domain);
     for (uint64_t stale = state.held & ~Bit(domain); stale != 0; stale &= stale - 1)
-      st_.domains[static_cast<size_t>(std::countr_zero(stale))].free_bytes += tensor.bytes;
+      st_.domains[static_cast<size_t>(std::countr_zero(stale))].free_bytes += BytesOf(slot);
     state.held &= Bit(domain);
     state.resident = Bit(domain);
     if (tensor.transient && state.consumers == 0) EndTensor(slot);
   }
-  for (uint32_t i = from.reads_begin; i < from.reads_end; ++i) {
+  for (uint32_t i = from.reads_begin; i < from.writes_begin; ++i) {
     const uint32_t slot = p_->slots[i];
     SimulationState::Tensor& state = st_.tensors[slot];
     if (state.consumers > 0 && --state.consumers == 0 && p_->tensors[slot].transient)
@@ -192,7 +201,7 @@ DurationNs Simulation::CopyTime(DomainIndex source, DomainIndex destination, int
 
 DomainIndex Simulation::SourceFor(uint32_t slot, DomainIndex destination) const {
   uint64_t resident = st_.tensors[slot].resident;
-  const int64_t bytes = p_->tensors[slot].bytes;
+  const int64_t bytes = BytesOf(slot);
   auto best = static_cast<DomainIndex>(std::countr_zero(resident));
   resident &= resident - 1;
   if (resident == 0) return best;
@@ -272,8 +281,9 @@ void Simulation::AdmitCopies() {
       continue;
     }
     const Prepared::Tensor& tensor = p_->tensors[intent.tensor];
+    const int64_t bytes = BytesOf(intent.tensor);
     const DurationNs duration =
-        std::max<DurationNs>(1, CopyTime(intent.source, intent.destination, tensor.bytes));
+        std::max<DurationNs>(1, CopyTime(intent.source, intent.destination, bytes));
     const auto lane = static_cast<size_t>(service_class);
     if (lane == kOnlineLane) {  // what it overtakes goes on when it is through
       Pause(source.sending[kOfflineLane], duration);
@@ -286,10 +296,10 @@ void Simulation::AdmitCopies() {
     destination.receives.Enter(service_class);
     destination.copy_ends[lane] = st_.now + duration;
     if ((tensor.free_of_charge & Bit(intent.destination)) == 0) {
-      Take(intent.destination, tensor.bytes, kNone, tensor.tensor);
+      Take(intent.destination, bytes, kNone, tensor.tensor);
       st_.tensors[intent.tensor].held |= Bit(intent.destination);
     }
-    st_.bytes_moved += tensor.bytes;
+    st_.bytes_moved += bytes;
   }
   st_.waiting.resize(kept);
   RenewSideNext();
@@ -370,7 +380,7 @@ void Simulation::ShortOfMemory(DomainIndex domain, OpIndex op, TensorIndex tenso
 void Simulation::EndTensor(uint32_t slot) {
   SimulationState::Tensor& tensor = st_.tensors[slot];
   for (uint64_t held = tensor.held; held != 0; held &= held - 1)
-    st_.domains[static_cast<size_t>(std::countr_zero(held))].free_bytes += p_->tensors[slot].bytes;
+    st_.domains[static_cast<size_t>(std::countr_zero(held))].free_bytes += BytesOf(slot);
   tensor.held = 0;
 }
 

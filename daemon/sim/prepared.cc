@@ -16,9 +16,8 @@ size_t BytesOf(const std::vector<T>& v) {
 }  // namespace
 
 size_t Prepared::bytes() const {
-  return BytesOf(ops) + BytesOf(pending) + BytesOf(index) + BytesOf(edges) + BytesOf(generals) +
-         BytesOf(slots) + BytesOf(tensors) + BytesOf(transfers) + BytesOf(running) +
-         BytesOf(sinks) + BytesOf(batch);
+  return BytesOf(ops) + BytesOf(index) + BytesOf(edges) + BytesOf(generals) + BytesOf(slots) +
+         BytesOf(tensors) + BytesOf(transfers) + BytesOf(running) + BytesOf(sinks) + BytesOf(batch);
 }
 
 void Preparation::Run(const Snapshot& snapshot, std::span<const OpIndex> batch, Rules rules,
@@ -41,7 +40,6 @@ void Preparation::Run(const Snapshot& snapshot, std::span<const OpIndex> batch, 
   PlaceOps(batch);
   ScanUses();
   out->ops.resize(snapshot.ops.size());
-  out->pending.resize(snapshot.ops.size());
   out->sinks.assign(snapshot.instances.size(), 0);
   for (uint32_t id = 0; id < snapshot.ops.size(); ++id) Emit(id);
   for (const SnapTransfer& transfer : snapshot.transfers) {
@@ -208,9 +206,7 @@ uint32_t Preparation::Slot(TensorIndex index) {
   uses.slot = static_cast<uint32_t>(out_->tensors.size());
   const SnapTensor& from = s_->tensors[index];
   Prepared::Tensor tensor;
-  tensor.bytes = from.bytes;
   tensor.resident = from.resident;
-  tensor.consumers = from.consumers;
   tensor.tensor = index;
   tensor.pinned = from.pinned;
   tensor.transient =
@@ -227,9 +223,9 @@ void Preparation::Emit(uint32_t id) {
   const SnapOp& op = s_->ops[index];
   const DeviceIndex device = device_[index];
   Prepared::Op& to = out_->ops[id];
-  to = {0, 0, 0, kNone, kNone, device, 0};
+  to = {0, 0, 0, kNone, kNone, 0, device, 0};
+  to.pending = static_cast<uint16_t>(std::min<uint32_t>(op.pending, Prepared::kManyPending));
   if (op.service_class == ServiceClass::kOnline) to.flags |= Prepared::kOnline;
-  out_->pending[id] = op.pending;
   EmitEdges(index, &to);
 
   bool simple = device != kNoDevice && op.earliest <= s_->now;
@@ -270,33 +266,27 @@ void Preparation::Emit(uint32_t id) {
   }
   to.flags |= Prepared::kGeneral;
   to.take = static_cast<uint32_t>(out_->generals.size());
-  EmitGeneral(index, id, device != kNoDevice, duration, made, back);
+  EmitGeneral(index, id, made, back);
 }
 
-void Preparation::EmitGeneral(OpIndex index, uint32_t id, bool fixed, DurationNs duration,
-                              int64_t made, int64_t give) {
+void Preparation::EmitGeneral(OpIndex index, uint32_t id, int64_t made, int64_t give) {
   const SnapOp& op = s_->ops[index];
   Prepared::General general;
   general.op = index;
   general.device = out_->ops[id].device;
   general.online = op.service_class == ServiceClass::kOnline;
-  general.duration = duration;
-  general.earliest = op.earliest;
-  general.allowed = op.allowed_devices;
-  general.reserved = Reserved(op.instance);
-  general.memory_bytes = op.memory_bytes;
   general.made_settled = made;
   general.give_settled = give;
   general.reads_begin = static_cast<uint32_t>(out_->slots.size());
   for (uint32_t u = op.reads_begin; u < op.reads_end; ++u) {
     if (!Satisfied(s_->uses[u], general.device)) out_->slots.push_back(Slot(s_->uses[u]));
   }
-  general.reads_end = general.writes_begin = static_cast<uint32_t>(out_->slots.size());
+  general.writes_begin = static_cast<uint32_t>(out_->slots.size());
   for (uint32_t u = op.writes_begin; u < op.writes_end; ++u) {
     if (!uses_[s_->uses[u]].settled) out_->slots.push_back(Slot(s_->uses[u]));
   }
   general.writes_end = static_cast<uint32_t>(out_->slots.size());
-  if (!fixed) {
+  if (general.device == kNoDevice) {
     const auto found =
         std::lower_bound(in_batch_.begin(), in_batch_.end(), std::pair(index, uint32_t{0}));
     if (found != in_batch_.end() && found->first == index) {

@@ -28,36 +28,32 @@ struct Prepared {
     uint32_t give;      // bytes that its domain gets back at its end
     uint32_t next;      // first successor, or kNone
     uint32_t more;      // second successor, or kNone
+    uint16_t pending;   // predecessors; kManyPending: the snapshot says
     DeviceIndex device;
     uint8_t flags;
   };
+  static constexpr uint16_t kManyPending = UINT16_MAX;
   static_assert(sizeof(Op) == 24, "bytes per op decide the speed of large graphs");
 
   struct General {
-    OpIndex op = kNone;                       // in the snapshot
-    uint32_t reads_begin = 0, reads_end = 0;  // in `slots`: tensors whose place must be looked up
-    uint32_t writes_begin = 0, writes_end = 0;
-    uint32_t batch = kNone;          // position in the batch
+    OpIndex op = kNone;      // in the snapshot
+    uint32_t batch = kNone;  // position in the batch
+    // In `slots`: the tensors that it reads and whose place must be looked up, then those it
+    // writes.
+    uint32_t reads_begin = 0, writes_begin = 0, writes_end = 0;
     DeviceIndex device = kNoDevice;  // kNoDevice: the candidate or the rollout says
     bool online = false;
-    DurationNs duration = 0;  // where `device` is known
-    TimeNs earliest = 0;
-    uint64_t allowed = 0;   // devices
-    uint64_t reserved = 0;  // domains where its instance's reservation holds what it makes
-    int64_t memory_bytes = 0;
     int64_t made_settled = 0;  // bytes of its outputs that stay where they are made
     int64_t give_settled = 0;  // bytes that come back at its end, whatever happens elsewhere
   };
 
   // A tensor whose place changes or depends on the candidate.
   struct Tensor {
-    int64_t bytes = 0;
     uint64_t resident = 0;
     uint64_t held = 0;            // domains whose free bytes hold it
     uint64_t free_of_charge = 0;  // domains into which a copy takes nothing
-    uint32_t consumers = 0;
-    TensorIndex tensor = kNone;  // in the snapshot
-    bool transient = false;      // an activation: ends with its last consumer
+    TensorIndex tensor = kNone;   // in the snapshot
+    bool transient = false;       // an activation: ends with its last consumer
     bool pinned = false;
   };
 
@@ -66,9 +62,8 @@ struct Prepared {
   uint32_t online_count = 0;  // ids below are taken whatever the phantom
   bool rollout = false;       // some device is left to the rollout
   std::vector<Op> ops;
-  std::vector<uint32_t> pending;  // by op: predecessors in the snapshot
-  std::vector<OpIndex> index;     // by op: in the snapshot
-  std::vector<uint32_t> edges;    // of kManyNext: a count, then the successors
+  std::vector<OpIndex> index;   // by op: in the snapshot
+  std::vector<uint32_t> edges;  // of kManyNext: a count, then the successors
   std::vector<General> generals;
   std::vector<uint32_t> slots;  // in `tensors`
   std::vector<Tensor> tensors;
@@ -108,8 +103,7 @@ class Preparation {
   void Settle(TensorIndex tensor);
   bool Simple(OpIndex op) const;
   void Emit(uint32_t id);
-  void EmitGeneral(OpIndex op, uint32_t id, bool fixed, DurationNs duration, int64_t made,
-                   int64_t give);
+  void EmitGeneral(OpIndex op, uint32_t id, int64_t made, int64_t give);
   void EmitEdges(OpIndex op, Prepared::Op* out);
   bool Satisfied(TensorIndex tensor, DeviceIndex device) const;
   uint32_t Slot(TensorIndex tensor);

@@ -9,6 +9,9 @@ namespace slice::sim {
 namespace {
 
 constexpr uint64_t Bit(uint32_t index) { return uint64_t{1} << (index & 63); }
+inline uint32_t LowestBit(uint64_t mask) {  // of one that is not 0
+  return static_cast<uint32_t>(__builtin_ctzll(mask));
+}
 constexpr uint32_t kSlotBits = 8;                          // of a key: the device
 constexpr uint64_t kKeyTimeMax = (uint64_t{1} << 55) - 1;  // beyond every horizon
 constexpr TimeNs kNowMax = TimeNs{1} << 61;  // 73 years: sums with what is in keys stay times
@@ -21,10 +24,10 @@ size_t BytesOf(const std::vector<T>& v) {
 }  // namespace
 
 size_t SimulationState::bytes() const {
-  return BytesOf(keys) + BytesOf(left) + BytesOf(ready) + BytesOf(devices) + BytesOf(domains) +
-         BytesOf(generals) + BytesOf(tensors) + BytesOf(instances) + BytesOf(intents) +
-         BytesOf(waiting) + BytesOf(waiters) + BytesOf(timers) + BytesOf(released) +
-         BytesOf(fresh) + BytesOf(due);
+  return BytesOf(keys) + BytesOf(groups) + BytesOf(left) + BytesOf(ready) + BytesOf(devices) +
+         BytesOf(domains) + BytesOf(generals) + BytesOf(tensors) + BytesOf(instances) +
+         BytesOf(intents) + BytesOf(waiting) + BytesOf(waiters) + BytesOf(timers) +
+         BytesOf(released) + BytesOf(fresh) + BytesOf(due);
 }
 
 // ---- from the snapshot to the end ----
@@ -38,7 +41,6 @@ void Simulation::Prefix(const Prepared& prepared, bool rollout, Timeline* trace)
   ask_at_ = kNever;
   prefix_ = true;
   Load();
-  TakeEnds(NextKey());
   Loop();
 }
 
@@ -62,7 +64,7 @@ void Simulation::Place(const Candidate& candidate) {
     if (index == kNone) continue;
     SimulationState::General& general = st_.generals[index];
     general.device = candidate.device;
-    general.earliest = std::max(p_->generals[index].earliest, candidate.earliest);
+    general.earliest = std::max(general.earliest, candidate.earliest);
     if (candidate.device != kNoDevice)
       st_.batch_work += OpDuration(*s_, p_->generals[index].op, candidate.device);
   }
@@ -75,7 +77,7 @@ void Simulation::Place(std::span<const Placement> placements) {
     if (index == kNone) continue;
     SimulationState::General& general = st_.generals[index];
     general.device = placements[i].device;
-    general.earliest = std::max(p_->generals[index].earliest, placements[i].earliest);
+    general.earliest = std::max(general.earliest, placements[i].earliest);
   }
 }
 
@@ -90,30 +92,44 @@ bool Simulation::Finish(const Bound* bound, size_t candidate) {
 }
 
 bool Simulation::Loop() {
-  uint64_t next = NextKey();
+  const bool plain = !rollout_ && trace_ == nullptr;
+  switch (levels_) {
+    case 2:
+      return plain ? LoopOn<2, true>() : LoopOn<2, false>();
+    case 3:
+      return plain ? LoopOn<3, true>() : LoopOn<3, false>();
+    default:
+      return plain ? LoopOn<4, true>() : LoopOn<4, false>();
+  }
+}
+
+template <uint32_t kLevels, bool kPlain>
+bool Simulation::LoopOn() {
+  uint64_t next = TakeEnds<kLevels, kPlain>(NextKey());
   for (;;) {
     // Everything that ends by now has been taken.
     if (pause_) return true;
     if (!st_.released.empty()) ReleaseAll();
-    st_.fresh.clear();
+    if (!kPlain) st_.fresh.clear();
     if (st_.admit) AdmitCopies();
     for (uint64_t look = st_.look; look != 0; look &= look - 1)
-      next = std::min(next, StartOn(static_cast<uint32_t>(std::countr_zero(look))));
+      next = std::min(next, StartOn<kLevels, kPlain>(LowestBit(look)));
     st_.look = 0;
-    if (trace_ != nullptr) TraceMemory();
+    if (!kPlain && trace_ != nullptr) TraceMemory();
     const TimeNs at = std::min(TimeOf(next), st_.side_next);
     if (at > end_) return true;
     if (at >= ask_at_ && Beaten(at)) return false;
     st_.now = std::max(st_.now, at);
-    next = TakeEnds(next);
+    next = TakeEnds<kLevels, kPlain>(next);
   }
 }
 
 // All that ends by now, devices first; returns the next key.
-uint64_t Simulation::TakeEnds(uint64_t next) {
-  const uint64_t now = static_cast<uint64_t>(st_.now - s_->now);
+template <uint32_t kLevels, bool kPlain>
+inline uint64_t Simulation::TakeEnds(uint64_t next) {
+  const auto now = static_cast<uint64_t>(st_.now - s_->now);
   while ((next >> kSlotBits) <= now) {
-    FinishOn(next & 0xff);
+    FinishOn<kLevels, kPlain>(next & 0xff);
     next = NextKey();
   }
   if (st_.side_next <= st_.now) EndSide();
@@ -141,18 +157,26 @@ bool Simulation::Beaten(TimeNs at) {
   return ask_at_ == Bound::kBeaten;
 }
 
-// Four chains, so that the comparisons overlap; the array is padded with kIdle.
-uint64_t Simulation::NextKey() const {
-  const uint64_t* const keys = st_.keys.data();
-  const size_t count = st_.keys.size();
-  uint64_t a = SimulationState::kIdle, b = a, c = a, d = a;
-  for (size_t i = 0; i < count; i += 4) {
-    a = std::min(a, keys[i]);
-    b = std::min(b, keys[i + 1]);
-    c = std::min(c, keys[i + 2]);
-    d = std::min(d, keys[i + 3]);
-  }
+// The least of 8: three steps of independent comparisons.
+inline uint64_t Least(const uint64_t* keys) {
+  const uint64_t a = std::min(keys[0], keys[1]), b = std::min(keys[2], keys[3]);
+  const uint64_t c = std::min(keys[4], keys[5]), d = std::min(keys[6], keys[7]);
   return std::min(std::min(a, b), std::min(c, d));
+}
+
+inline uint64_t Simulation::NextKey() const {
+  return st_.groups.size() == 1 ? Least(st_.keys.data()) : Least(st_.groups.data());
+}
+
+inline void Simulation::SetKey(uint32_t device, uint64_t key) {
+  st_.keys[device] = key;
+  uint64_t& group = st_.groups[device / 8];
+  group = std::min(group, key);
+}
+
+inline void Simulation::ClearKey(uint32_t device) {
+  st_.keys[device] = SimulationState::kIdle;
+  if (st_.groups.size() > 1) st_.groups[device / 8] = Least(&st_.keys[device & ~7U]);
 }
 
 uint64_t Simulation::KeyOf(TimeNs at, uint32_t device) const {
@@ -170,19 +194,20 @@ void Simulation::Load() {
   SLICE_CHECK(s.now >= 0 && s.now <= kNowMax, "a snapshot from another clock");
   const DurationNs horizon = std::min(options_.horizon, kHorizonMax);
   end_ = s.now + horizon;
-  // A level has a word for each 64 of the one below.
-  levels_ = 0;
+  // A level has a word for each 64 of the one below; the top level has one.
+  levels_ = 2;
+  for (uint64_t most = 64 * 64; most < op_count; most *= 64) ++levels_;
+  SLICE_CHECK(levels_ <= kLevelsMax, "more ops than a window can have");
   stride_ = 0;
-  for (uint32_t words = op_count; levels_ == 0 || words > 1; ++levels_) {
+  uint32_t words = std::max<uint32_t>(op_count, 1);
+  for (uint32_t level = 0; level < levels_; ++level) {
     words = (words + 63) / 64;
-    SLICE_CHECK(levels_ < level_at_.size(), "more ops than a window can have");
-    level_at_[levels_] = stride_;
-    stride_ += std::max<uint32_t>(words, 1);
+    level_at_[level] = stride_;
+    stride_ += words;
   }
 
   st_.now = s.now;
   st_.side_next = kNever;
-  st_.last_end = 0;
   st_.look = 0;
   st_.unstarted = op_count;
   st_.batch_work = 0;
@@ -193,7 +218,11 @@ void Simulation::Load() {
   st_.infeasible = {};
   st_.admit = false;
   pause_ = false;
-  st_.left = p.pending;
+  st_.left.resize(op_count);
+  for (uint32_t op = 0; op < op_count; ++op) {
+    st_.left[op] = p.ops[op].pending != Prepared::kManyPending ? p.ops[op].pending
+                                                               : s.ops[p.index[op]].pending;
+  }
   st_.ready.assign(s.devices.size() * stride_, 0);
   st_.intents.clear();
   st_.waiting.clear();
@@ -204,11 +233,11 @@ void Simulation::Load() {
   st_.due.clear();
   st_.generals.resize(p.generals.size());
   for (size_t i = 0; i < p.generals.size(); ++i)
-    st_.generals[i] = {p.generals[i].earliest, 0, p.generals[i].device};
+    st_.generals[i] = {s.ops[p.generals[i].op].earliest, 0, p.generals[i].device};
   st_.tensors.resize(p.tensors.size());
   for (size_t i = 0; i < p.tensors.size(); ++i) {
     const Prepared::Tensor& from = p.tensors[i];
-    st_.tensors[i] = {from.resident, 0, from.held, from.consumers};
+    st_.tensors[i] = {from.resident, 0, from.held, s.tensors[from.tensor].consumers};
   }
   st_.domains.resize(s.domains.size());
   for (size_t i = 0; i < s.domains.size(); ++i) {
@@ -229,9 +258,12 @@ void Simulation::Load() {
   LoadTransfers();
   LoadDevices();
   for (uint32_t op = 0; op < op_count; ++op) {
-    if (p.pending[op] == 0 && st_.left[op] != kStarted) {
-      ++st_.left[op];
-      Arrive(op);
+    if (p.ops[op].pending != 0 || st_.left[op] == kStarted) continue;
+    if ((p.ops[op].flags & Prepared::kGeneral) != 0) {
+      PredecessorsDone(op);
+    } else {
+      Enqueue(op, p.ops[op].device);
+      if (rollout_) Count(op);
     }
   }
 }
@@ -239,7 +271,9 @@ void Simulation::Load() {
 void Simulation::LoadDevices() {
   const Snapshot& s = *s_;
   st_.devices.resize(s.devices.size());
-  st_.keys.assign((s.devices.size() + 3) / 4 * 4, SimulationState::kIdle);
+  const size_t groups = std::max<size_t>(1, (s.devices.size() + 7) / 8);
+  st_.keys.assign(8 * groups, SimulationState::kIdle);
+  st_.groups.assign(groups == 1 ? 1 : 8, SimulationState::kIdle);
   for (uint32_t i = 0; i < s.devices.size(); ++i) {
     const SnapDevice& from = s.devices[i];
     SimulationState::Device& device = st_.devices[i];
@@ -261,81 +295,74 @@ void Simulation::LoadDevices() {
     } else {
       continue;
     }
-    st_.keys[i] = KeyOf(device.ends, i);
+    SetKey(i, KeyOf(device.ends, i));
   }
 }
 
 // ---- the ready set ----
 
+template <uint32_t kLevels>
 inline void Simulation::Insert(uint32_t device, uint32_t op) {
-  uint64_t* const words = &st_.ready[size_t{device} * stride_];
-  for (uint32_t level = 0; level < levels_; ++level) {
-    words[level_at_[level] + (op >> 6)] |= Bit(op);
+  for (uint32_t level = 0; level < kLevels; ++level) {
+    Words(device, level)[op >> 6] |= Bit(op);
     op >>= 6;
   }
 }
 
+template <uint32_t kLevels>
 inline void Simulation::Remove(uint32_t device, uint32_t op) {
-  uint64_t* const words = &st_.ready[size_t{device} * stride_];
-  for (uint32_t level = 0; level < levels_; ++level) {
-    uint64_t& word = words[level_at_[level] + (op >> 6)];
+  for (uint32_t level = 0; level < kLevels; ++level) {
+    uint64_t& word = Words(device, level)[op >> 6];
     word &= ~Bit(op);
     if (word != 0) return;
     op >>= 6;
   }
 }
 
+template <uint32_t kLevels>
 inline uint32_t Simulation::First(uint32_t device) const {
-  const uint64_t* const words = &st_.ready[size_t{device} * stride_];
-  uint32_t at = 0;
-  for (uint32_t level = levels_; level-- > 0;) {
-    const uint64_t word = words[level_at_[level] + at];
-    if (word == 0) return kNone;  // only at the top
-    at = at << 6 | static_cast<uint32_t>(std::countr_zero(word));
-  }
+  const uint64_t top = *Words(device, kLevels - 1);
+  if (top == 0) return kNone;
+  uint32_t at = LowestBit(top);
+  for (uint32_t level = kLevels - 1; level-- > 0;)
+    at = at << 6 | LowestBit(Words(device, level)[at]);
   return at;
 }
 
 uint32_t Simulation::Next(uint32_t device, uint32_t op) const {
-  const uint64_t* const words = &st_.ready[size_t{device} * stride_];
-  // Up to the first level with something behind, then down to its first.
-  for (uint32_t level = 0; level < levels_; ++level) {
-    const uint64_t behind = words[level_at_[level] + (op >> 6)] & ~((Bit(op) - 1) | Bit(op));
-    op >>= 6;
-    if (behind == 0) continue;
-    op = op << 6 | static_cast<uint32_t>(std::countr_zero(behind));
-    while (level-- > 0)
-      op = op << 6 | static_cast<uint32_t>(std::countr_zero(words[level_at_[level] + op]));
-    return op;
+  for (uint64_t word = op >> 6; word < level_at_[1]; ++word) {
+    const uint64_t from = word == op >> 6 ? ~(Bit(op) - 1) : ~uint64_t{0};
+    const uint64_t left = Words(device, 0)[word] & from;
+    if (left != 0) return static_cast<uint32_t>(word << 6) | LowestBit(left);
   }
   return kNone;
 }
 
 // ---- ops ----
 
+template <uint32_t kLevels, bool kPlain>
 inline void Simulation::FinishOn(uint32_t index) {
   SimulationState::Device& device = st_.devices[index];
-  st_.keys[index] = SimulationState::kIdle;
+  ClearKey(index);
   st_.look |= Bit(index);
   const uint32_t op = device.running;
   if (op == kNone) return;
   device.running = kNone;
-  st_.last_end = st_.now;
   const Prepared::Op& from = p_->ops[op];
   if ((from.flags & Prepared::kGeneral) == 0) {
     st_.domains[device.domain].free_bytes += from.give;
   } else {
     FinishGeneral(index, p_->generals[from.take]);
   }
-  if (trace_ != nullptr) trace_->finish[p_->index[op]] = st_.now;
+  if (!kPlain && trace_ != nullptr) trace_->finish[p_->index[op]] = st_.now;
   if (from.next != kNone) {
-    Arrive(from.next);
+    Arrive<kLevels, kPlain>(from.next);
     if (from.more != kNone) {
       if ((from.flags & Prepared::kManyNext) == 0) {
-        Arrive(from.more);
+        Arrive<kLevels, kPlain>(from.more);
       } else {
         const uint32_t* next = &p_->edges[from.more];
-        for (uint32_t i = *next; i > 0; --i) Arrive(*++next);
+        for (uint32_t i = *next; i > 0; --i) Arrive<kLevels, kPlain>(*++next);
       }
     }
   }
@@ -343,6 +370,7 @@ inline void Simulation::FinishOn(uint32_t index) {
 }
 
 // A predecessor has ended.
+template <uint32_t kLevels, bool kPlain>
 inline void Simulation::Arrive(uint32_t op) {
   if (--st_.left[op] != 0) return;
   const Prepared::Op& from = p_->ops[op];
@@ -350,12 +378,9 @@ inline void Simulation::Arrive(uint32_t op) {
     PredecessorsDone(op);
     return;
   }
-  Insert(from.device, op);
+  Insert<kLevels>(from.device, op);
   st_.look |= Bit(from.device);
-  if (rollout_) {
-    Backlog(op, from.device) += from.duration;
-    st_.fresh.push_back(op);
-  }
+  if (!kPlain && rollout_) Count(op);
 }
 
 // The last op of an instance's part in the window may have ended.
@@ -390,29 +415,36 @@ DurationNs& Simulation::Backlog(uint32_t op, uint32_t device) {
   return (p_->ops[op].flags & Prepared::kOnline) != 0 ? to.backlog_online : to.backlog_offline;
 }
 
+// A simple op is ready: rollouts see it in the backlog.
+void Simulation::Count(uint32_t op) {
+  Backlog(op, p_->ops[op].device) += p_->ops[op].duration;
+  st_.fresh.push_back(op);
+}
+
 DurationNs Simulation::Duration(uint32_t op, DeviceIndex device) const {
   const Prepared::Op& from = p_->ops[op];
   if ((from.flags & Prepared::kGeneral) == 0) return from.duration;
-  const Prepared::General& general = p_->generals[from.take];
-  return general.device != kNoDevice ? general.duration : OpDuration(*s_, general.op, device);
+  return OpDuration(*s_, p_->generals[from.take].op, device);
 }
 
 void Simulation::Enqueue(uint32_t op, DeviceIndex device) {
-  Insert(device, op);
+  for (uint32_t level = 0, at = op; level < levels_; ++level, at >>= 6)
+    Words(device, level)[at >> 6] |= Bit(at);
   st_.look |= Bit(device);
 }
 
 // Starts the first op that may; returns the device's key.
+template <uint32_t kLevels, bool kPlain>
 inline uint64_t Simulation::StartOn(uint32_t index) {
   if (st_.keys[index] != SimulationState::kIdle) return SimulationState::kIdle;
-  uint32_t op = First(index);
+  uint32_t op = First<kLevels>(index);
   if (op == kNone) return SimulationState::kIdle;
   SimulationState::Device& device = st_.devices[index];
   if (slices_ && st_.now < device.phantom_until && op >= p_->online_count) {
     op = PickInGap(index);
     if (op == kNone) return SimulationState::kIdle;
   }
-  Remove(index, op);
+  Remove<kLevels>(index, op);
   const Prepared::Op& from = p_->ops[op];
   DurationNs duration = 0;
   if ((from.flags & Prepared::kGeneral) == 0) {
@@ -421,7 +453,7 @@ inline uint64_t Simulation::StartOn(uint32_t index) {
     domain.free_bytes -= from.take;
     domain.free_bytes_min = std::min(domain.free_bytes_min, domain.free_bytes);
     if (domain.free_bytes < 0 && from.take > 0) ShortOfMemory(device.domain, p_->index[op], kNone);
-    if (rollout_) Backlog(op, index) -= duration;
+    if (!kPlain && rollout_) Backlog(op, index) -= duration;
   } else {
     duration = StartGeneral(index, op);
   }
@@ -430,17 +462,19 @@ inline uint64_t Simulation::StartOn(uint32_t index) {
   device.ends = st_.now + duration;
   st_.left[op] = kStarted;
   --st_.unstarted;
-  if (trace_ != nullptr) {
+  if (!kPlain && trace_ != nullptr) {
     trace_->start[p_->index[op]] = st_.now;
     trace_->device[p_->index[op]] = static_cast<DeviceIndex>(index);
   }
-  return st_.keys[index] = KeyOf(device.ends, index);
+  const uint64_t key = KeyOf(device.ends, index);
+  SetKey(index, key);
+  return key;
 }
 
 // Inside a phantom only offline ops are left: the first in order that ends before it matters.
 uint32_t Simulation::PickInGap(uint32_t index) {
   SimulationState::Device& device = st_.devices[index];
-  for (uint32_t op = First(index); op != kNone; op = Next(index, op)) {
+  for (uint32_t op = Next(index, 0); op != kNone; op = Next(index, op + 1)) {
     if (st_.now + Duration(op, static_cast<DeviceIndex>(index)) <= device.phantom_from) return op;
   }
   if (device.wake_at < device.phantom_until) {
@@ -461,7 +495,6 @@ void Simulation::Summarise(bool beaten, Outcome* out) {
     for (uint32_t d = 0; d < st_.devices.size(); ++d) {
       const SimulationState::Device& device = st_.devices[d];
       if (device.running == kNone) continue;
-      st_.last_end = std::max(st_.last_end, device.ends);
       const OpIndex index = p_->index[device.running];
       const Prepared::Op& op = p_->ops[device.running];
       if ((op.flags & Prepared::kGeneral) != 0 && p_->generals[op.take].batch != kNone)
@@ -515,7 +548,10 @@ void Simulation::Summarise(Timeline* out) {
   out->infeasible = outcome.infeasible;
   out->memory_feasible = outcome.feasible();
   out->infeasible_domain = outcome.infeasible.domain;
-  out->makespan = st_.last_end;
+  out->makespan = 0;
+  for (const TimeNs finish : out->finish) {
+    if (finish != kNever) out->makespan = std::max(out->makespan, finish);
+  }
   out->free_bytes_min.clear();
   for (const SimulationState::Domain& domain : st_.domains)
     out->free_bytes_min.push_back(domain.free_bytes_min);

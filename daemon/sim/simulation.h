@@ -66,8 +66,7 @@ struct SimulationState {
   };
   TimeNs now = 0;
   TimeNs side_next = kNever;  // next end of a copy, or timer
-  TimeNs last_end = 0;
-  uint64_t look = 0;  // devices that may have something to start
+  uint64_t look = 0;          // devices that may have something to start
   uint32_t unstarted = 0;
   uint32_t batch_unfinished = 0;
   DurationNs batch_work = 0;  // of its ops that have not started, on the candidate's device
@@ -75,9 +74,10 @@ struct SimulationState {
   int64_t bytes_moved = 0;
   Infeasible infeasible;
   bool admit = false;
-  std::vector<uint64_t> keys;   // by device: (end - snapshot's now) << 8 | device
-  std::vector<uint32_t> left;   // by op: predecessors that have not ended; kStarted
-  std::vector<uint64_t> ready;  // by device: set of ops (ReadySet)
+  std::vector<uint64_t> keys;    // by device: (end - snapshot's now) << 8 | device
+  std::vector<uint64_t> groups;  // least of 8 keys each
+  std::vector<uint32_t> left;    // by op: predecessors that have not ended; kStarted
+  std::vector<uint64_t> ready;   // by device: set of ops (ReadySet)
   std::vector<Device> devices;
   std::vector<Domain> domains;
   std::vector<General> generals;
@@ -116,41 +116,59 @@ class Simulation {
  private:
   static constexpr uint32_t kPhantomTimer = 0x80000000;
   static constexpr uint32_t kStarted = 0xffffffff;
+  static constexpr uint32_t kLevelsMax = 4;  // of a ready set: 64^4 ops
   static constexpr size_t kOnlineLane = 0, kOfflineLane = 1;
 
   void Load();
   void LoadTransfers();
   void LoadDevices();
   bool Loop();
+  template <uint32_t kLevels, bool kPlain>
+  bool LoopOn();
+  template <uint32_t kLevels, bool kPlain>
   uint64_t TakeEnds(uint64_t next);
   bool Beaten(TimeNs at);
   uint64_t NextKey() const;
+  void SetKey(uint32_t device, uint64_t key);  // of one that is idle
+  void ClearKey(uint32_t device);
   TimeNs TimeOf(uint64_t key) const { return s_->now + static_cast<TimeNs>(key >> 8); }
   uint64_t KeyOf(TimeNs at, uint32_t device) const;
 
-  // Ops.
+  // Ops. kLevels: of the ready sets. kPlain: nobody asks for a rollout or a trace.
+  template <uint32_t kLevels, bool kPlain>
   void FinishOn(uint32_t device);
-  void FinishAside(uint32_t device, uint32_t op);
+  template <uint32_t kLevels, bool kPlain>
+  void Arrive(uint32_t op);
+  template <uint32_t kLevels, bool kPlain>
+  uint64_t StartOn(uint32_t device);
   void FinishGeneral(uint32_t device, const Prepared::General& general);
   void FinishSink(uint32_t device, uint32_t op);
-  void Arrive(uint32_t op);
   void PredecessorsDone(uint32_t op);
   void ReleaseAll();
   void Release(uint32_t op);
   void Enqueue(uint32_t op, DeviceIndex device);
-  uint64_t StartOn(uint32_t device);
   uint32_t PickInGap(uint32_t device);
   DurationNs StartGeneral(uint32_t device, uint32_t op);
   DurationNs Duration(uint32_t op, DeviceIndex device) const;
   DeviceIndex Rollout(uint32_t op) const;
   void OpenPhantom(const SnapInstance& instance, uint32_t device);
+  void Count(uint32_t op);
   DurationNs& Backlog(uint32_t op, uint32_t device);
 
   // The ready set of a device: a tree of bits, each level telling which words below are not empty.
+  uint64_t* Words(uint32_t device, uint32_t level) {
+    return &st_.ready[size_t{device} * stride_ + level_at_[level]];
+  }
+  const uint64_t* Words(uint32_t device, uint32_t level) const {
+    return &st_.ready[size_t{device} * stride_ + level_at_[level]];
+  }
+  template <uint32_t kLevels>
   void Insert(uint32_t device, uint32_t op);
+  template <uint32_t kLevels>
   void Remove(uint32_t device, uint32_t op);
+  template <uint32_t kLevels>
   uint32_t First(uint32_t device) const;              // kNone: empty
-  uint32_t Next(uint32_t device, uint32_t op) const;  // the first after `op`
+  uint32_t Next(uint32_t device, uint32_t op) const;  // the first at or after `op`
 
   // Copies.
   void EndSide();
@@ -171,6 +189,8 @@ class Simulation {
   void ShortOfMemory(DomainIndex domain, OpIndex op, TensorIndex tensor);
   void TraceMemory();
   void EndTensor(uint32_t slot);
+  int64_t BytesOf(uint32_t slot) const;
+  bool Reserved(const Prepared::General& general, DomainIndex domain) const;
 
   const estimate::TransferEstimator& transfers_;
   const Options& options_;
@@ -179,8 +199,8 @@ class Simulation {
   Timeline* trace_ = nullptr;
   TimeNs end_ = 0;
   uint32_t levels_ = 2;
-  uint32_t stride_ = 0;                 // words of a device's ready set
-  std::array<uint32_t, 6> level_at_{};  // where a level begins in it
+  uint32_t stride_ = 0;                          // words of a device's ready set
+  std::array<uint32_t, kLevelsMax> level_at_{};  // where a level begins in it
   bool slices_ = false;
   bool rollout_ = false;
   bool prefix_ = false;  // the candidate is not known yet

@@ -60,9 +60,10 @@ void Simulator::Evaluate(std::span<const Candidate> candidates, Bound* bound,
   Scratch& scratch = *scratch_;
   out->resize(candidates.size());
   if (candidates.empty()) return;
-  const bool rollout = std::any_of(candidates.begin(), candidates.end(), [](const Candidate& c) {
-    return c.device == kNoDevice && c.earliest != kNever;
-  });
+  const bool rollout = !scratch.prepared.batch.empty() &&
+                       std::any_of(candidates.begin(), candidates.end(), [](const Candidate& c) {
+                         return c.device == kNoDevice && c.earliest != kNever;
+                       });
   scratch.runs[0]->Prefix(scratch.prepared, rollout, nullptr);
   if (candidates.size() > 1) scratch.prefix = scratch.runs[0]->state();
   const auto evaluate = [&](Simulation* run, size_t i, const Bound* against) {
