@@ -1,6 +1,4 @@
-// Gaps between the steps of a sequence: see estimator.h. Quantiles are taken at bucket edges, on
-// the cautious side (p10 at the lower edge, p90 at the upper), so a gap is never thought to be
-// safer than it is by more than a quarter octave.
+// See gap_estimator.h.
 #include "daemon/estimate/gap_estimator.h"
 
 #include <algorithm>
@@ -9,73 +7,95 @@
 namespace slice::estimate {
 namespace {
 
-constexpr float kDecay = 0.98f;  // per observation: a memory of about 50 steps
-constexpr float kKnown = 4;      // weight from which the histogram is believed
-constexpr int kPerOctave = 4;
-
-size_t BucketOf(DurationNs gap) {
-  if (gap <= kMicrosecond) return 0;
-  const double octaves = std::log2(static_cast<double>(gap) / static_cast<double>(kMicrosecond));
-  return static_cast<size_t>(std::clamp(octaves * kPerOctave, 0.0, 63.0));
-}
-DurationNs LowerEdge(size_t bucket) {
-  if (bucket == 0) return 0;
-  return static_cast<DurationNs>(static_cast<double>(kMicrosecond) *
-                                 std::exp2(static_cast<double>(bucket) / kPerOctave));
-}
+constexpr float kDecay = 0.98f;    // per observation: a memory of about 50 steps
+constexpr float kKnown = 3.6f;     // weight from which the histogram is believed: four samples
+constexpr float kFollow = 0.005f;  // of the shares, per gap
+constexpr float kP10 = 0.1f, kP90 = 0.9f, kShareMin = 0.01f, kShareMax = 0.99f;
 
 }  // namespace
 
-GapEstimator::Histogram* GapEstimator::Touch(uint64_t service) {
-  if (services_.size() >= kServicesMax && !services_.contains(service)) {
+size_t GapEstimator::BucketOf(DurationNs gap) {
+  if (gap < kMicrosecond) return 0;
+  const double octaves = std::log2(static_cast<double>(gap) / static_cast<double>(kMicrosecond));
+  return std::min(static_cast<size_t>(octaves * kPerOctave) + 1, kBuckets - 1);
+}
+
+DurationNs GapEstimator::EdgeBelow(size_t bucket) {
+  if (bucket == 0) return 0;
+  return static_cast<DurationNs>(static_cast<double>(kMicrosecond) *
+                                 std::exp2(static_cast<double>(bucket - 1) / kPerOctave));
+}
+
+// Inside a bucket gaps are taken to be spread evenly.
+DurationNs GapEstimator::Quantile(const Service& service, float share) {
+  const float wanted = share * service.total;
+  float sum = 0;
+  size_t last = 0;
+  for (size_t i = 0; i < kBuckets; ++i) {
+    const float here = service.buckets[i];
+    if (here <= 0) continue;
+    last = i;
+    if (sum + here >= wanted) {
+      const double part = static_cast<double>((wanted - sum) / here);
+      const auto below = static_cast<double>(EdgeBelow(i));
+      return static_cast<DurationNs>(below +
+                                     part * (static_cast<double>(EdgeBelow(i + 1)) - below));
+    }
+    sum += here;
+  }
+  return EdgeBelow(last + 1);  // rounding kept the sum below the total
+}
+
+GapEstimator::Service* GapEstimator::Touch(uint64_t id) {
+  if (services_.size() >= kServicesMax && !services_.contains(id)) {
     auto oldest = services_.begin();
     for (auto it = services_.begin(); it != services_.end(); ++it) {
       if (it->second.last_use < oldest->second.last_use) oldest = it;
     }
     services_.erase(oldest);
   }
-  Histogram& histogram = services_[service];
-  histogram.last_use = ++clock_;
-  for (float& bucket : histogram.buckets) bucket *= kDecay;
-  histogram.total *= kDecay;
-  histogram.ends *= kDecay;
-  return &histogram;
+  Service& service = services_[id];
+  service.last_use = ++clock_;
+  for (float& bucket : service.buckets) bucket *= kDecay;
+  service.total *= kDecay;
+  service.ends *= kDecay;
+  return &service;
 }
 
-void GapEstimator::ObserveNext(uint64_t service, DurationNs gap) {
-  Histogram* histogram = Touch(service);
-  histogram->buckets[BucketOf(gap)] += 1;
-  histogram->total += 1;
+void GapEstimator::Refresh(Service* service) {
+  Gap& gap = service->gap;
+  const float all = service->total + service->ends;
+  gap.continues = all >= kKnown ? static_cast<double>(service->total / all) : 1.0;
+  gap.known = service->total >= kKnown;
+  gap.p10 = gap.known ? Quantile(*service, service->low) : 0;
+  gap.p90 = gap.known ? Quantile(*service, service->high) : kUnknownP90;
 }
 
-void GapEstimator::ObserveEnd(uint64_t service) { Touch(service)->ends += 1; }
+void GapEstimator::ObserveNext(uint64_t id, DurationNs gap) {
+  Service* const service = Touch(id);
+  if (service->gap.known) {
+    const auto follow = [&](float* share, float wanted, bool below) {
+      *share =
+          std::clamp(*share + kFollow * (wanted - (below ? 1.0f : 0.0f)), kShareMin, kShareMax);
+    };
+    follow(&service->low, kP10, gap < service->gap.p10);
+    follow(&service->high, kP90, gap < service->gap.p90);
+    service->high = std::max(service->high, service->low);
+  }
+  service->buckets[BucketOf(gap)] += 1;
+  service->total += 1;
+  Refresh(service);
+}
 
-GapEstimator::Gap GapEstimator::Predict(uint64_t service) const {
-  Gap gap;
-  gap.p90 = kUnknownP90;
-  const auto found = services_.find(service);
-  if (found == services_.end()) return gap;
-  const Histogram& histogram = found->second;
-  if (histogram.total + histogram.ends >= kKnown * 0.9f) {
-    gap.continues = static_cast<double>(histogram.total) /
-                    static_cast<double>(histogram.total + histogram.ends);
-  }
-  if (histogram.total < kKnown * 0.9f) return gap;
-  gap.known = true;
-  float sum = 0;
-  bool low = false;
-  for (size_t i = 0; i < histogram.buckets.size(); ++i) {
-    if (histogram.buckets[i] <= 0) continue;
-    sum += histogram.buckets[i];
-    if (!low && sum >= 0.1f * histogram.total) {
-      gap.p10 = LowerEdge(i);
-      low = true;
-    }
-    gap.p90 =
-        LowerEdge(i + 1);  // stays at the last filled bucket if rounding keeps the sum below 90 %
-    if (sum >= 0.9f * histogram.total) break;
-  }
-  return gap;
+void GapEstimator::ObserveEnd(uint64_t id) {
+  Service* const service = Touch(id);
+  service->ends += 1;
+  Refresh(service);
+}
+
+GapEstimator::Gap GapEstimator::Predict(uint64_t id) const {
+  const auto found = services_.find(id);
+  return found == services_.end() ? Gap{} : found->second.gap;
 }
 
 }  // namespace slice::estimate

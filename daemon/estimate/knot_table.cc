@@ -8,6 +8,8 @@
 namespace slice::estimate {
 namespace {
 
+constexpr double kSpike = 2;
+constexpr uint32_t kSpikeSamples = 3;
 constexpr double kJump = 0.06;  // neighbours that differ less are on one ramp
 
 double Ramp(const Knot& lower, const Knot& upper, double cost) {
@@ -48,18 +50,31 @@ double KnotTable::Level(const Knot& lower, const Knot& upper, int64_t size, doub
   if (unit_ <= 0 || lower.size < unit_ || lower.size >= size || size >= upper.size) return ramp;
   const auto units = [this](int64_t value) { return static_cast<uint64_t>(value / unit_); };
   const uint64_t edge = Roundest(units(lower.size), units(upper.size) - 1);
-  return units(size) > edge ? upper.ns : lower.ns;
+  return size > static_cast<int64_t>(edge) * unit_ ? upper.ns : lower.ns;
 }
 
 void KnotTable::Set(const Knot& knot, size_t knots_max) {
-  const auto at = std::lower_bound(knots_.begin(), knots_.end(), knot.cost, ByCost);
+  auto at = std::lower_bound(knots_.begin(), knots_.end(), knot.cost, ByCost);
   if (at != knots_.end() && at->cost == knot.cost) {
     *at = knot;
-    return;
+  } else {
+    if (knot.size > 0) unit_ = std::gcd(unit_, knot.size);
+    at = knots_.insert(at, knot);
   }
-  if (knot.size > 0) unit_ = std::gcd(unit_, knot.size);
-  knots_.insert(at, knot);
+  const auto place = static_cast<size_t>(at - knots_.begin());
+  if (IsSpike(place + 1)) knots_.erase(knots_.begin() + static_cast<std::ptrdiff_t>(place) + 1);
+  if (place > 0 && IsSpike(place - 1))
+    knots_.erase(knots_.begin() + static_cast<std::ptrdiff_t>(place) - 1);
   if (knots_.size() > knots_max) DropPlainest();
+}
+
+// A shape that hardly ever ran, far above or far below both neighbours: an outlier that may never
+// run again to be put right.
+bool KnotTable::IsSpike(size_t place) const {
+  if (place == 0 || place + 1 >= knots_.size() || knots_[place].samples >= kSpikeSamples)
+    return false;
+  const auto [low, high] = std::minmax(knots_[place - 1].ns, knots_[place + 1].ns);
+  return knots_[place].ns > kSpike * high || knots_[place].ns < low / kSpike;
 }
 
 void KnotTable::DropPlainest() {

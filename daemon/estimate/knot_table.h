@@ -32,14 +32,16 @@ class KnotTable {
   };
   Reading Read(double cost, int64_t size, bool leave_out_equal) const;
 
-  // Adds a knot, or replaces the one of the same cost. Past `knots_max` the knot that its
-  // neighbours explain best goes, so that knots gather where the curve bends.
+  // Adds a knot, or replaces the one of the same cost; drops a neighbour that this makes out to be
+  // an outlier. Past `knots_max` the knot that its neighbours explain best goes, so that knots
+  // gather where the curve bends.
   void Set(const Knot& knot, size_t knots_max);
 
   const std::vector<Knot>& knots() const { return knots_; }  // ascending cost
 
  private:
   double Level(const Knot& lower, const Knot& upper, int64_t size, double ramp) const;
+  bool IsSpike(size_t place) const;
   void DropPlainest();
 
   std::vector<Knot> knots_;

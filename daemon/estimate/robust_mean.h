@@ -2,8 +2,8 @@
 // OpEstimator and TransferEstimator. PURE.
 //
 // Young (up to kWarm samples): a median. Warm: an exponential mean whose single step is at most
-// kStepMax; kSurprisesMax samples in a row far off on one side are a step change and are believed
-// at once.
+// kStepMax, for a sample far off kSurpriseStepMax; kSurprisesMax samples in a row far off on one
+// side are a step change and are believed at once.
 #pragma once
 
 #include <algorithm>
@@ -25,6 +25,7 @@ struct RobustMean {
   static constexpr uint32_t kWarm = 5;
   static constexpr int kSurprisesMax = 5;
   static constexpr double kStepMax = 0.04;
+  static constexpr double kSurpriseStepMax = 0.01;
   static constexpr double kRate = 1.0 / 8;    // 25 % off becomes 1.7 % after 20 samples
   static constexpr double kFar = 0.25;        // relative distance of a surprise...
   static constexpr double kFarNoisy = 0.60;   // ...at most, when the quantity itself is noisy
@@ -40,10 +41,7 @@ struct RobustMean {
   bool Observe(double sample, const Expected& expected = {}) {
     recent[samples % recent.size()] = static_cast<float>(sample);
     if (++samples <= kWarm) {
-      mean = static_cast<float>(YoungMean(sample, expected));
-      double sum = 0;
-      for (uint32_t i = 0; i < samples; ++i) sum += std::min(std::abs(recent[i] - mean), mean);
-      deviation = static_cast<float>(sum / samples);
+      Start(YoungMean(sample, expected), samples);
       return false;
     }
     const double center = mean, spread = deviation, residual = sample - center;
@@ -52,7 +50,7 @@ struct RobustMean {
       const int side = residual > 0 ? 1 : -1;
       surprises = surprises * side > 0 ? surprises + side : side;
       if (std::abs(surprises) >= kSurprisesMax) {
-        mean = static_cast<float>(LowerMedian(recent, recent.size()));
+        Start(LowerMedian(recent, recent.size()), recent.size());
         surprises = 0;
         return true;
       }
@@ -62,12 +60,19 @@ struct RobustMean {
     // Surprises widen it more slowly, or a step change would come to look like noise.
     const double rate = surprises == 0 ? kRate : kRate / 4;
     deviation = static_cast<float>(spread + rate * (std::min(std::abs(residual), far) - spread));
-    const double step_max = kStepMax * center;
+    const double step_max = (surprises == 0 ? kStepMax : kSurpriseStepMax) * center;
     mean = static_cast<float>(center + std::clamp(kRate * residual, -step_max, step_max));
     return false;
   }
 
  private:
+  void Start(double at, size_t count) {
+    mean = static_cast<float>(at);
+    double sum = 0;
+    for (size_t i = 0; i < count; ++i)
+      sum += static_cast<double>(std::min(std::abs(recent[i] - mean), mean));
+    deviation = static_cast<float>(sum / static_cast<double>(count));
+  }
   // Lower median of the first `count` values: the first runs of an op are slow, never fast.
   static double LowerMedian(std::array<float, 5> values, size_t count) {
     for (size_t i = 1; i < count; ++i) {
