@@ -370,16 +370,21 @@ void OpEstimator::Teach(Signature* signature, const OpFeatures& features, const 
                        limits_.knots);
 }
 
-std::vector<OpEstimator::SignatureReport> OpEstimator::Report(size_t count_max) const {
+std::vector<const OpEstimator::Signature*> OpEstimator::Newest(size_t count_max) const {
   std::vector<const Signature*> newest;
   for (const Signature& signature : signatures_) newest.push_back(&signature);
   const size_t count = std::min(count_max, newest.size());
   std::partial_sort(
       newest.begin(), newest.begin() + static_cast<std::ptrdiff_t>(count), newest.end(),
       [](const Signature* a, const Signature* b) { return a->last_use > b->last_use; });
+  newest.resize(count);
+  return newest;
+}
+
+std::vector<OpEstimator::SignatureReport> OpEstimator::Report(size_t count_max) const {
   std::vector<SignatureReport> reports;
-  for (size_t i = 0; i < count; ++i) {
-    const Signature& s = *newest[i];
+  for (const Signature* const signature : Newest(count_max)) {
+    const Signature& s = *signature;
     SignatureReport report;
     report.signature = s.id;
     report.device_kind = s.device_kind;
@@ -397,34 +402,43 @@ std::vector<OpEstimator::SignatureReport> OpEstimator::Report(size_t count_max) 
   return reports;
 }
 
-std::vector<OpEstimator::Saved> OpEstimator::Export() const {
-  std::vector<Saved> saved;
-  for (const Signature& signature : signatures_)
-    saved.push_back({signature.id, signature.device_kind, signature.knots.knots()});
+std::vector<SavedSignature> OpEstimator::Export(size_t shapes_max) const {
+  std::vector<SavedSignature> saved;
+  for (const Signature* const signature : Newest(signatures_.size())) {
+    const std::vector<Knot>& knots = signature->knots.knots();
+    if (knots.size() > shapes_max) break;
+    shapes_max -= knots.size();
+    SavedSignature& item = saved.emplace_back();
+    item.signature = signature->id;
+    item.device_kind = signature->device_kind;
+    for (const Knot& knot : knots) {
+      item.shapes.push_back({knot.flops, knot.bytes, knot.size, knot.ns,
+                             static_cast<double>(knot.deviation), knot.samples});
+    }
+  }
   return saved;
 }
 
-size_t OpEstimator::Import(std::span<const Saved> saved) {
+size_t OpEstimator::Import(std::span<const SavedSignature> saved) {
   size_t counted = 0;
-  for (const Saved& item : saved) {
+  for (const SavedSignature& item : saved) {
     size_t left = limits_.knots;
-    for (const Knot& knot : item.knots) {
-      const bool sane = std::isfinite(knot.ns) && knot.ns >= 1 && knot.ns <= kDurationMax &&
-                        std::isfinite(knot.deviation) && knot.deviation >= 0 && knot.flops >= 0 &&
-                        knot.bytes >= 0 && knot.size >= 0 && knot.samples > 0;
+    for (const SavedShape& shape : item.shapes) {
+      const bool sane = shape.ns >= 1 && shape.ns <= kDurationMax && shape.deviation >= 0 &&
+                        shape.flops >= 0 && shape.bytes >= 0 && shape.size >= 0 &&
+                        shape.samples > 0;
       if (!sane || left == 0) continue;
       --left;
       ++counted;
-      const OpFeatures features{item.signature, item.device_kind, knot.flops, knot.bytes,
-                                knot.size};
-      // As many samples as make it warm, and no more: what is measured now counts soon.
-      const uint32_t samples = std::min(knot.samples, kWarm);
-      for (uint32_t i = 0; i < samples; ++i) Observe(features, static_cast<DurationNs>(knot.ns));
-      const uint64_t key = SignatureKey(features);
-      bool is_new = false;
-      Shape* const shape = TouchShape(ShapeKey(key, features), &is_new);
-      shape->mean.deviation = static_cast<float>(
-          std::min(static_cast<double>(knot.deviation), RobustMean::kFarNoisy * knot.ns));
+      const OpFeatures features{item.signature, item.device_kind, shape.flops, shape.bytes,
+                                shape.size};
+      // As if just warm: what is measured now counts soon. The samples lie around the mean as far
+      // as they did.
+      const double away = std::min(shape.deviation, RobustMean::kFar * shape.ns);
+      for (uint32_t i = 0; i < std::min(shape.samples, kWarm); ++i) {
+        const double ns = shape.ns + (i == 0 ? 0 : i % 2 == 0 ? away : -away);
+        Observe(features, ToDuration(ns));
+      }
     }
   }
   return counted;

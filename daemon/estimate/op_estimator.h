@@ -15,6 +15,7 @@
 #include "daemon/estimate/knot_table.h"
 #include "daemon/estimate/recursive_fit.h"
 #include "daemon/estimate/robust_mean.h"
+#include "daemon/estimate/saved.h"
 
 namespace slice::estimate {
 
@@ -95,16 +96,10 @@ class OpEstimator {
   // The `count_max` most recently used signatures.
   std::vector<SignatureReport> Report(size_t count_max) const;
 
-  // Knots of a signature, to be kept between runs.
-  struct Saved {
-    uint64_t signature = 0;
-    uint8_t device_kind = 0;
-    std::vector<Knot> knots;
-  };
-  std::vector<Saved> Export() const;
-  // Learns what was saved; knots with numbers that cannot be are left out. Returns how many
-  // counted.
-  size_t Import(std::span<const Saved> saved);
+  // The shapes of the most recently used signatures, at most `shapes_max` in all.
+  std::vector<SavedSignature> Export(size_t shapes_max) const;
+  // Learns what was saved; numbers that cannot be are left out. Returns how many shapes counted.
+  size_t Import(std::span<const SavedSignature> saved);
 
  private:
   struct Shape {
@@ -148,6 +143,7 @@ class OpEstimator {
                  const KnotTable::Reading& reading) const;
   double ExactError(const Signature& signature, const Shape& shape) const;
 
+  std::vector<const Signature*> Newest(size_t count_max) const;
   const Shape* FindShape(uint64_t key) const;
   Shape* TouchShape(uint64_t key, bool* is_new);
   const Signature* FindSignature(uint64_t key) const;

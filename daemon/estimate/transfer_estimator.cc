@@ -199,13 +199,13 @@ void TransferEstimator::Segment::Observe(double bytes, double sample) {
   }
 }
 
-std::vector<TransferEstimator::Saved> TransferEstimator::Export() const {
-  std::vector<Saved> saved;
+std::vector<SavedLink> TransferEstimator::Export() const {
+  std::vector<SavedLink> saved;
   for (size_t i = 0; i < links_.size(); ++i) {
     if (links_[i] == nullptr) continue;
-    Saved item{static_cast<DomainIndex>(i / domain_count_),
-               static_cast<DomainIndex>(i % domain_count_),
-               {}};
+    SavedLink item{static_cast<DomainIndex>(i / domain_count_),
+                   static_cast<DomainIndex>(i % domain_count_),
+                   {}};
     for (size_t knot = 0; knot < kKnots; ++knot) {
       if (links_[i]->ns[knot] > 0)
         item.points.push_back({static_cast<int64_t>(KnotBytes(knot)), links_[i]->ns[knot]});
@@ -215,14 +215,14 @@ std::vector<TransferEstimator::Saved> TransferEstimator::Export() const {
   return saved;
 }
 
-size_t TransferEstimator::Import(const std::vector<Saved>& saved) {
+size_t TransferEstimator::Import(std::span<const SavedLink> saved) {
   size_t counted = 0;
-  for (const Saved& item : saved) {
+  for (const SavedLink& item : saved) {
     size_t left = kKnots;
-    for (const Saved::Point& point : item.points) {
-      const bool sane = std::isfinite(point.ns) && point.ns >= 1 && point.ns <= kDurationMax &&
-                        point.bytes >= 0 && item.source < domain_count_ &&
-                        item.destination < domain_count_ && item.source != item.destination;
+    for (const SavedLink::Point& point : item.points) {
+      const bool sane = point.ns >= 1 && point.ns <= kDurationMax && point.bytes >= 0 &&
+                        item.source < domain_count_ && item.destination < domain_count_ &&
+                        item.source != item.destination;
       if (!sane || left == 0) continue;
       --left;
       ++counted;

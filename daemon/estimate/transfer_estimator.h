@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "common/units.h"
 #include "daemon/estimate/recursive_fit.h"
+#include "daemon/estimate/saved.h"
 
 namespace slice::estimate {
 
@@ -31,18 +33,9 @@ class TransferEstimator {
   // Ignores durations not above 0, negative sizes and unknown domains.
   void Observe(DomainIndex source, DomainIndex destination, int64_t bytes, DurationNs duration);
 
-  // A table's knots with something in them, to be kept between runs.
-  struct Saved {
-    DomainIndex source = 0, destination = 0;
-    struct Point {
-      int64_t bytes = 0;
-      double ns = 0;
-    };
-    std::vector<Point> points;
-  };
-  std::vector<Saved> Export() const;
+  std::vector<SavedLink> Export() const;
   // Learns what was saved; numbers that cannot be are left out. Returns how many points counted.
-  size_t Import(const std::vector<Saved>& saved);
+  size_t Import(std::span<const SavedLink> saved);
 
   struct LinkReport {
     DomainIndex source = 0, destination = 0;

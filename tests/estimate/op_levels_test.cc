@@ -152,7 +152,7 @@ TEST_F(OpLevelsTest, Edge_KnotsGatherWhereTheCurveBends) {
 TEST_F(OpLevelsTest, Happy_SavedKnotsTeachANewEstimator) {
   Learn(Every(64, 64, 4096), Bent, 20);
   OpEstimator other(2e12, 8e11);
-  EXPECT_EQ(other.Import(estimator_.Export()), 64u);
+  EXPECT_EQ(other.Import(estimator_.Export(1'000)), 64u);
   EXPECT_EQ(other.Predict(Shape(128)).level, Level::kExact);
   EXPECT_LT(Error(other.Predict(Shape(128)), Bent(128)), 0.03);
   EXPECT_EQ(other.Predict(Shape(96)).level, Level::kTable);
@@ -163,17 +163,30 @@ TEST_F(OpLevelsTest, Happy_SavedKnotsTeachANewEstimator) {
 
 TEST_F(OpLevelsTest, Malicious_SavedNonsenseIsLeftOut) {
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = HUGE_VAL;
-  std::vector<OpEstimator::Saved> saved(1);
+  std::vector<SavedSignature> saved(1);
   for (const double ns : {nan, inf, -inf, 0.0, -1.0, 1e300})
-    saved[0].knots.push_back({0, ns, 1'000, 1'000, 1'000, 1, 5});
-  saved[0].knots.push_back({0, 1e6, -1, 1'000, 1'000, 1, 5});
-  saved[0].knots.push_back({0, 1e6, 1'000, 1'000, -1, 1, 5});
-  saved[0].knots.push_back({0, 1e6, 1'000, 1'000, 1'000, static_cast<float>(nan), 5});
-  saved[0].knots.push_back({0, 1e6, 1'000, 1'000, 1'000, 1, 0});
+    saved[0].shapes.push_back({1'000, 1'000, 1'000, ns, 1, 5});
+  saved[0].shapes.push_back({-1, 1'000, 1'000, 1e6, 1, 5});
+  saved[0].shapes.push_back({1'000, 1'000, -1, 1e6, 1, 5});
+  saved[0].shapes.push_back({1'000, 1'000, 1'000, 1e6, nan, 5});
+  saved[0].shapes.push_back({1'000, 1'000, 1'000, 1e6, 1, 0});
   EXPECT_EQ(estimator_.Import(saved), 0u);
   EXPECT_EQ(estimator_.signature_count(), 0u);
-  saved[0].knots.assign(100'000, {0, 1e6, 1'000, 1'000, 1'000, 1, 5});
+  saved[0].shapes.assign(100'000, {1'000, 1'000, 1'000, 1e6, 1, 5});
   EXPECT_LE(estimator_.Import(saved), OpEstimator::Limits{}.knots);
+  saved[0].shapes = {{1'000, 1'000, 1'000, 2e6, inf, 5}};
+  EXPECT_EQ(estimator_.Import(saved), 1u);
+  EXPECT_GT(estimator_.Predict({0, 0, 1'000, 1'000, 1'000}).duration, 0);
+}
+
+TEST_F(OpLevelsTest, Edge_ExportKeepsTheSignaturesUsedLast) {
+  for (uint64_t signature = 0; signature < 10; ++signature) {
+    for (int64_t i = 1; i <= 10; ++i) estimator_.Observe({signature, 0, i, i, i}, 1'000'000);
+  }
+  const std::vector<SavedSignature> saved = estimator_.Export(35);
+  ASSERT_EQ(saved.size(), 3u);
+  EXPECT_EQ(saved[0].signature, 9u);
+  EXPECT_EQ(saved[2].signature, 7u);
 }
 
 }  // namespace

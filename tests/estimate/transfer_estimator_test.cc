@@ -126,5 +126,25 @@ TEST_F(TransferEstimatorTest, Edge_AnySamplesLeaveAPositivePrediction) {
   EXPECT_LT(Error(estimator_.Predict(0, 1, 4 * kMiB), Truth(4 * kMiB)), 0.1);
 }
 
+TEST_F(TransferEstimatorTest, Happy_SavedLinksTeachANewEstimator) {
+  FeedAll(20);
+  TransferEstimator other(3);
+  EXPECT_GT(other.Import(estimator_.Export()), 0u);
+  for (const int64_t bytes : {8 * kKiB, 128 * kKiB, 1 * kMiB, 64 * kMiB})
+    EXPECT_LT(Error(other.Predict(0, 1, bytes), Truth(bytes)), 0.1) << bytes;
+  EXPECT_EQ(other.Predict(1, 0, kMiB), TransferEstimator(3).Predict(1, 0, kMiB));
+}
+
+TEST_F(TransferEstimatorTest, Malicious_SavedNonsenseIsLeftOut) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<SavedLink> saved = {
+      {0, 1, {{kMiB, nan}, {kMiB, -1}, {kMiB, 0}, {kMiB, HUGE_VAL}, {-1, 1e6}}},
+      {0, 9, {{kMiB, 1e6}}},
+      {9, 0, {{kMiB, 1e6}}},
+      {1, 1, {{kMiB, 1e6}}}};
+  EXPECT_EQ(estimator_.Import(saved), 0u);
+  EXPECT_TRUE(estimator_.Report().empty());
+}
+
 }  // namespace
 }  // namespace slice::estimate

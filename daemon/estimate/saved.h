@@ -1,0 +1,37 @@
+// What the estimators have learned, in plain numbers, to be kept between runs of the daemon. PURE.
+//
+// Device kinds and domains are the running configuration's: who writes a file stores them by name.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/units.h"
+
+namespace slice::estimate {
+
+struct SavedShape {
+  int64_t flops = 0, bytes = 0, size = 0;
+  double ns = 0;
+  double deviation = 0;  // mean absolute, ns
+  uint32_t samples = 0;
+};
+struct SavedSignature {
+  uint64_t signature = 0;
+  uint8_t device_kind = 0;
+  std::vector<SavedShape> shapes;
+};
+struct SavedLink {
+  DomainIndex source = 0, destination = 0;
+  struct Point {
+    int64_t bytes = 0;
+    double ns = 0;
+  };
+  std::vector<Point> points;
+};
+struct Saved {
+  std::vector<SavedSignature> signatures;
+  std::vector<SavedLink> links;
+};
+
+}  // namespace slice::estimate
