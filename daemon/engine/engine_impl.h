@@ -179,6 +179,7 @@ class EngineImpl final : public Engine {
   void WakeDeferred();
 
   // ---- issue.cc
+  estimate::GapEstimator::Gap GapOf(const Tenant& tenant) const;
   void UpdatePhantoms(TimeNs now);
   bool IssueAll(TimeNs now);  // true: something went back to be placed anew
   bool IssueOn(DeviceState* device, TimeNs now);

@@ -88,7 +88,7 @@ TEST_P(World, Happy_OfflineLeavesABusyHomeForAnEmptyDevice) {
   config.tenants = {Online(), Offline(0)};
   config.tenants[0].sequences_per_second = 9;
   const WorldReport report = RunWorld(config);
-  EXPECT_GT(report.offline_ops_off_home, report.offline_steps * 8 / 3);
+  EXPECT_GT(report.offline_ops_off_home, report.offline_steps * 8 / 4);
   config.tenants[1].kv_bytes = 400 << 20;  // 100 ms to move a piece: hardly ever worth it
   EXPECT_LE(RunWorld(config).offline_ops_off_home, 8u);
 }

@@ -1,6 +1,8 @@
 // slicectl: looks at a running sliced and tells it what to do.
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string>
 
@@ -25,7 +27,10 @@ int main(int argc, char** argv) {
   double timeout_s = 0;
   app.add_option("--timeout", timeout_s,
                  "Seconds to wait for the daemon; default: 5, and 300 for `timeline stop`")
-      ->check(CLI::Range(0.001, 86400.0));
+      ->check(CLI::Range(0.001, 86400.0))
+      ->check([](const std::string& number) -> std::string {  // the range lets NaN pass
+        return std::isnan(std::strtod(number.c_str(), nullptr)) ? "not a number: " + number : "";
+      });
   const auto command = [&](CLI::App* parent, const char* name, const char* help,
                            std::function<Answer()> action) {
     CLI::App* made = parent->add_subcommand(name, help);
