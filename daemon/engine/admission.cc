@@ -12,15 +12,18 @@ using gmg::OpState;
 
 namespace {
 constexpr uint32_t kNoOp = 0xffffffff;
-constexpr uint32_t kSlotBits = 20;
 long long Number(int64_t n) { return static_cast<long long>(n); }
 }  // namespace
 
 Instance* EngineImpl::FindInstance(uint64_t id) const {
-  const uint64_t slot = id & ((uint64_t{1} << kSlotBits) - 1);
+  Instance* const instance = InstanceAt(static_cast<uint32_t>(SlotOf(id)));
+  return instance != nullptr && instance->id.value == id ? instance : nullptr;
+}
+
+Instance* EngineImpl::InstanceAt(uint32_t slot) const {
   if (slot >= instances_.size() || instances_[slot] == nullptr) return nullptr;
   Instance* const instance = instances_[slot].get();
-  return instance->phase != Phase::kFree && instance->id.value == id ? instance : nullptr;
+  return instance->phase != Phase::kFree ? instance : nullptr;
 }
 
 void EngineImpl::CompleteCookie(Tenant* tenant, const wire::CompletionSlot& completion,
@@ -48,7 +51,8 @@ void EngineImpl::AssignHome(Instance* instance) {
       if ((resident >> preferred & 1) == 0 && resident != 0)
         home = static_cast<DomainIndex>(__builtin_ctzll(resident));
     }
-    instance->home[op] = home;
+    if (Op(*instance, op).home_domain == home) continue;
+    gmg_.Write(instance->slot);
     Op(*instance, op).home_domain = home;
   }
 }
@@ -112,8 +116,8 @@ bool EngineImpl::EarlierStarted(const Instance& instance) const {
   for (const PieceUse& use : instance.binding->pieces) {
     for (const AccessEntry& entry : use.piece->queue.entries()) {
       if (entry.kind != AccessEntry::Kind::kInstance) continue;
-      if (entry.owner == instance.id.value) break;
-      const Instance* const earlier = FindInstance(entry.owner);
+      if (entry.owner == instance.slot) break;
+      const Instance* const earlier = InstanceAt(entry.owner);
       if (earlier != nullptr && earlier->phase == Phase::kWaiting) return false;
     }
   }
@@ -145,7 +149,8 @@ bool EngineImpl::TryStart(Instance* instance, uint64_t* blocked_domains) {
   }
   AssignHome(instance);
   uint64_t domains = 0;
-  for (const DomainIndex home : instance->home) domains |= uint64_t{1} << home;
+  for (uint32_t op = 0; op < instance->ops.size(); ++op)
+    domains |= uint64_t{1} << Op(*instance, op).home_domain;
   if ((domains & *blocked_domains) != 0) return false;
   ComputePeaks(*instance, &peaks_, &lanes_);
   const TenantId tenant = instance->tenant->config.id;
@@ -332,7 +337,7 @@ void EngineImpl::ReleaseReservation(Instance* instance) {
 void EngineImpl::LeavePieces(Instance* instance, TimeNs now) {
   const bool half_written = instance->began_write && instance->writing_ops_left > 0;
   for (const PieceUse& use : instance->binding->pieces) {
-    use.piece->queue.Remove(AccessEntry::Kind::kInstance, instance->id.value);
+    use.piece->queue.Remove(AccessEntry::Kind::kInstance, instance->slot);
     if (half_written && use.write) use.piece->lost = true;
     PublishPiece(*use.piece);
   }
@@ -350,13 +355,13 @@ void EngineImpl::LosePiece(Piece* piece, TimeNs now) {
   for (const AccessEntry& entry : entries) {
     if (entry.resets) break;
     if (entry.kind == AccessEntry::Kind::kInstance) {
-      Instance* const user = FindInstance(entry.owner);
+      Instance* const user = InstanceAt(entry.owner);
       if (user == nullptr || user->phase == Phase::kEnding || user->completed) continue;
       FailInstance(user, StatusCode::kStateLost,
                    "a tensor it uses was half written by a run that failed; reset it", kNoOp, now);
     } else if (entry.kind == AccessEntry::Kind::kCommand) {
-      CommandPart* const part = FindPart(entry.owner);
-      if (part == nullptr || part->running) continue;
+      CommandPart* const part = parts_[entry.owner].get();
+      if (!part->live || part->running) continue;
       FinishPart(part, StatusCode::kStateLost, now);
     }
   }

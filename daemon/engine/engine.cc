@@ -87,6 +87,7 @@ EngineImpl::EngineImpl(const Config& config, std::span<std::byte> gmg_memory, Si
 Status EngineImpl::Initialise() {
   SLICE_ASSIGN_OR_RETURN(policy_, sched::MakePolicy(config_.policy, &simulator_));
   domain_devices_.assign(config_.domains.size(), 0);
+  op_extras_.resize(config_.live_ops_max);
   devices_.resize(config_.devices.size());
   for (DeviceIndex d = 0; d < devices_.size(); ++d) {
     devices_[d].index = d;
@@ -181,7 +182,7 @@ void EngineImpl::ScheduleWake(TimeNs now) {
   for (const Replication& replication : replications_) at(replication.retry_at);
   for (const DeviceState& device : devices_) {
     if (device.issue_wake != kNever) at(device.issue_wake);
-    for (const OpRef& ref : device.placed) at(ref.instance->ops[ref.op].retry_at);
+    for (const OpRef& ref : device.placed) at(RetryAt(ref));
     if (offline) at(device.phantom_until);
   }
 }

@@ -167,8 +167,6 @@ struct Counters {
            parked = 0;
   std::vector<DurationNs> device_busy;  // wall, by device
   std::vector<DurationNs> device_cpu;   // thread CPU, by device
-  std::vector<DurationNs>
-      round_samples;  // last durations of rounds, filled by the shell (the engine has no clock)
 };
 
 class Engine {

@@ -39,6 +39,14 @@ inline int64_t Charged(int64_t bytes) {
   return (bytes + unit - 1) / unit * unit;
 }
 
+// Ids of things in reused slots: generation above, slot below. An id of an earlier generation is
+// stale.
+inline constexpr uint32_t kSlotBits = 20;
+constexpr uint64_t MakeId(uint32_t generation, uint32_t slot) {
+  return uint64_t{generation} << kSlotBits | slot;
+}
+constexpr uint64_t SlotOf(uint64_t id) { return id & ((uint64_t{1} << kSlotBits) - 1); }
+
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const Config& config, std::span<std::byte> gmg_memory, Sink* sink);
@@ -86,12 +94,16 @@ class EngineImpl final : public Engine {
   void Publish();  // device, domain and tenant records of the GMG; closes the instance blocks
   Tenant* FindTenant(TenantId id) const;
   Sequence* FindSequence(TenantId tenant, uint64_t number) const;
-  Instance* FindInstance(uint64_t id) const;
+  Instance* FindInstance(uint64_t id) const;  // null: stale
+  Instance* InstanceAt(uint32_t slot) const;  // null: free; of an access queue's entry
   ServiceClass QueueClass(const Instance& instance) const;  // as the policy orders queues
   const sched::OrderKey& Key(Instance* instance);
   void CompleteCookie(Tenant* tenant, const wire::CompletionSlot& completion,
                       const std::string& text);
   gmg::OpRecord& Op(const Instance& instance, uint32_t op) { return gmg_.ops(instance.slot)[op]; }
+  const gmg::OpRecord& Op(const Instance& instance, uint32_t op) const {
+    return gmg_.ops(instance.slot)[op];
+  }
   gmg::TensorRecord& Value(const Instance& instance, uint32_t crossing) {
     return gmg_.tensors(instance.slot)[crossing];
   }
@@ -107,6 +119,7 @@ class EngineImpl final : public Engine {
   void ReapTenant(Tenant* tenant);
   Status PlanBinding(Binding* binding);
   void PublishPiece(const Piece& piece);
+  uint64_t OwnerId(const gmg::AccessEntry& entry) const;
 
   // ---- tenants.cc
   void ReapSequence(Sequence* sequence);
@@ -123,6 +136,8 @@ class EngineImpl final : public Engine {
   void DropWaitingParts(Command* command, StatusCode status, TimeNs now);
 
   // ---- submit.cc, admission.cc
+  Tenant* CountSubmit(TenantId id, TimeNs now);  // null: it is gone, and so is who could be told
+  Status CheckQueue(const Tenant& tenant) const;
   Status CheckSubmit(Tenant* tenant, const Submit& submit, Binding** binding, Sequence** sequence);
   Status CheckRanges(const Tenant& tenant, std::span<const wire::ArenaRange> outputs) const;
   Status CheckFits(const Instance& instance);
@@ -192,7 +207,17 @@ class EngineImpl final : public Engine {
                TimeNs now);
   TimeNs FreeAt(const DeviceState& device, TimeNs now) const;
   TimeNs LaunchedEnd(const DeviceState& device, TimeNs now, bool* overrun) const;
-  DurationNs Duration(const OpRef& ref) const { return ref.instance->ops[ref.op].duration; }
+  DurationNs Duration(const Instance& instance, uint32_t op) const {
+    return Op(instance, op).duration_ns;
+  }
+  DurationNs Duration(const OpRef& ref) const { return Duration(*ref.instance, ref.op); }
+  // Of a placed op: it is not issued before. 0: any time.
+  TimeNs RetryAt(const OpRef& ref) const { return Op(*ref.instance, ref.op).predicted_start_ns; }
+  void SetRetryAt(Instance* instance, uint32_t op, TimeNs at);
+  // The whole number of an issue that is at most 2^32 issues ago.
+  uint64_t IssueOrder(const OpExtra& extra) const {
+    return next_order_ - static_cast<uint32_t>(next_order_ - extra.order);
+  }
   void RecallOffline(uint64_t devices, TimeNs now);
   void RecallOp(Instance* instance, uint32_t op, TimeNs now);
   void WantUnplace(Instance* instance, uint32_t op);
@@ -237,12 +262,14 @@ class EngineImpl final : public Engine {
   // ---- snapshot_builder.cc
   void BuildSnapshot(TimeNs now,
                      Instance* first);  // `first`: its unscheduled ops come in before all others'
-  static DurationNs RestOfSequence(const Instance& instance,
-                                   const estimate::GapEstimator::Gap& gap);
+  DurationNs RestOfSequence(const Instance& instance, const estimate::GapEstimator::Gap& gap) const;
   void AddOps(Instance* instance, bool unscheduled, TimeNs now);
   void Link(Instance* instance);
   void AddUses(Instance* instance, uint32_t op, sim::SnapOp* snap);
   void SealEdges();
+  sim::OpIndex SnapshotOf(const Instance& instance, uint32_t op) const {
+    return instance.snapshot == sim::kNone ? sim::kNone : window_ops_[instance.snapshot_ops + op];
+  }
   sim::TensorIndex ValueTensor(Instance* instance, uint32_t crossing);
   sim::TensorIndex PieceTensor(Piece* piece);
   void PredictPending(TimeNs now);
@@ -274,6 +301,7 @@ class EngineImpl final : public Engine {
   };
   std::unordered_map<SequenceKey, std::unique_ptr<Sequence>, SequenceHash> sequences_;
   std::vector<std::unique_ptr<Instance>> instances_;  // by slot, reused
+  std::vector<OpExtra> op_extras_;                    // beside the GMG's ops, at the same indices
   std::vector<std::unique_ptr<Transfer>> transfers_;  // by slot, reused
   std::vector<uint32_t> free_transfers_;
   std::vector<std::unique_ptr<CommandPart>> parts_;
@@ -308,7 +336,9 @@ class EngineImpl final : public Engine {
   sim::Snapshot snapshot_;
   sim::Timeline timeline_;
   std::vector<Instance*> window_;
-  std::vector<Instance*> by_key_;  // the same, best first
+  std::vector<sim::OpIndex> window_ops_;         // of the window's instances, by op
+  std::vector<sim::TensorIndex> window_values_;  // likewise, by crossing value
+  std::vector<Instance*> by_key_;                // the window, best first
   std::vector<Instance*> round_order_;
   bool round_order_fresh_ = false;
   bool snapshot_fresh_ = false;

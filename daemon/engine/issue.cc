@@ -100,7 +100,7 @@ bool EngineImpl::SliceAllows(const Instance& instance, uint32_t op, const Device
   issue->earliest_ns = 0;
   issue->end_by_ns = INT64_MAX;
   if (!policy_->RespectsSlices() || instance.boosted_class == ServiceClass::kOnline) return true;
-  const DurationNs duration = instance.ops[op].duration;
+  const DurationNs duration = Duration(instance, op);
   const OpRef* online = nullptr;
   for (const auto* const list : {&device.issued, &device.launched}) {
     for (const OpRef& ref : *list) {
@@ -156,12 +156,11 @@ bool EngineImpl::PiecesReady(Instance* instance, uint32_t op, DomainIndex domain
     const gmg::AccessQueue& queue = use.piece->queue;
     const auto kind = AccessEntry::Kind::kInstance;
     if (use.piece->moving || use.piece->lost) return false;
-    if (!(use.write ? queue.MayWrite(kind, instance->id.value)
-                    : queue.MayRead(kind, instance->id.value)))
+    if (!(use.write ? queue.MayWrite(kind, instance->slot) : queue.MayRead(kind, instance->slot)))
       return false;
     if (use.piece->domain == domain) continue;
     *must_move = true;
-    if (!queue.IsFirst(kind, instance->id.value)) return false;
+    if (!queue.IsFirst(kind, instance->slot)) return false;
   }
   return true;
 }
@@ -173,7 +172,7 @@ EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceSta
   OpExtra& extra = instance->ops[op];
   const DomainIndex domain = device->domain;
   const uint64_t bit = uint64_t{1} << domain;
-  if (extra.want_unplace || extra.recall_sent || extra.retry_at > now) return Ready::kNo;
+  if (extra.want_unplace || extra.recall_sent || RetryAt({instance, op}) > now) return Ready::kNo;
   bool local_pending = false, remote_pending = false;
   for (const uint32_t before : instance->graph->groups()[op].predecessors) {
     const gmg::OpRecord& record = Op(*instance, before);
@@ -207,12 +206,13 @@ EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceSta
       }
       if (bytes > ledger_.retained_free(domain)) return elsewhere();
     }
-    const bool home = instance->home[op] == domain;
+    const bool home = Op(*instance, op).home_domain == domain;
     if (home && local_pending && !InOrder(*instance, op, device->index)) return Ready::kNo;
     missing_.clear();
     for (const uint32_t crossing : instance->binding->graph->groups[op].in) {
       const gmg::TensorRecord& value = Value(*instance, crossing);
-      const DeviceIndex producer = Op(*instance, value.producer).device;
+      const uint32_t maker = instance->graph->crossing()[crossing].producer;
+      const DeviceIndex producer = Op(*instance, maker).device;
       if (((value.residency | value.in_flight) & bit) == 0 && DomainOf(producer) != domain)
         missing_.push_back(crossing);
     }
@@ -234,14 +234,14 @@ EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceSta
   for (const uint32_t crossing : instance->binding->graph->groups[op].in) {
     const gmg::TensorRecord& value = Value(*instance, crossing);
     if ((value.residency & bit) != 0) continue;
-    const gmg::OpRecord& producer = Op(*instance, value.producer);
+    const gmg::OpRecord& producer = Op(*instance, instance->graph->crossing()[crossing].producer);
     if (producer.state != OpState::kDone && producer.device == device->index) continue;
     extra.settled = false;
     if (!IsAdmitted(*instance, crossing, domain)) {
       if ((value.in_flight & bit) == 0) {  // its copy failed: ask again
         ReleaseOutputs(instance, op);
         extra.prepared = false;
-        extra.retry_at = now + kMillisecond;
+        SetRetryAt(instance, op, now + kMillisecond);
       }
       return Ready::kNo;
     }
@@ -291,6 +291,12 @@ bool EngineImpl::IssueAll(TimeNs now) {
   return replaced;
 }
 
+void EngineImpl::SetRetryAt(Instance* instance, uint32_t op, TimeNs at) {
+  SLICE_CHECK(Op(*instance, op).state == OpState::kPlaced, "only placed ops are held back");
+  gmg_.Write(instance->slot);
+  Op(*instance, op).predicted_start_ns = at;
+}
+
 void EngineImpl::IssueOp(Instance* instance, uint32_t op, DeviceState* device,
                          const wire::Issue& window, TimeNs now) {
   OpExtra& extra = instance->ops[op];
@@ -302,13 +308,13 @@ void EngineImpl::IssueOp(Instance* instance, uint32_t op, DeviceState* device,
   issue.device = device->index;
   issue.service_class = static_cast<uint8_t>(QueueClass(*instance));
   issue.priority = policy_->ClassesOrderQueues() ? instance->priority : 0;
-  issue.order = extra.order = next_order_++;
-  issue.duration_ns = extra.duration;
+  extra.order = static_cast<uint32_t>(next_order_);
+  issue.order = next_order_++;
+  issue.duration_ns = record.duration_ns;
   const TimeNs start = FreeAt(*device, now);
   SetState(instance, op, OpState::kIssued);
   record.issue_ns = now;
   record.predicted_start_ns = start;
-  record.predicted_finish_ns = start + extra.duration;
   std::erase(device->placed, OpRef{instance, op});
   device->issued.push_back({instance, op});
   Send(wire::kIssue, issue, device->index);

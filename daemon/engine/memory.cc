@@ -15,14 +15,14 @@ using gmg::OpState;
 int64_t EngineImpl::ScratchBytes(const Instance& instance, uint32_t op) const {
   int64_t bytes = 0;
   for (const uint32_t result : instance.binding->graph->groups[op].scratch)
-    bytes += Charged(instance.sizes.result_bytes[result]);
+    bytes += Charged(instance.sizes.result_bytes(result));
   return bytes;
 }
 
 int64_t EngineImpl::OutputBytes(const Instance& instance, uint32_t op) const {
   int64_t bytes = ScratchBytes(instance, op);
   for (const uint32_t crossing : instance.binding->graph->groups[op].out)
-    bytes += Charged(instance.sizes.crossing_bytes[crossing]);
+    bytes += Charged(instance.sizes.crossing_bytes(crossing));
   return bytes;
 }
 
@@ -32,13 +32,13 @@ int64_t EngineImpl::MissingInputBytes(const Instance& instance, uint32_t op, Dom
   for (const uint32_t crossing : instance.binding->graph->groups[op].in) {
     const gmg::TensorRecord& value = Value(instance, crossing);
     if (((value.residency | value.in_flight) >> domain & 1) != 0) continue;
-    const gmg::OpRecord& producer = Op(instance, value.producer);
+    const gmg::OpRecord& producer = Op(instance, instance.graph->crossing()[crossing].producer);
     const bool made_there = producer.device != kNoDevice && DomainOf(producer.device) == domain;
-    if (!made_there) bytes += Charged(value.bytes);
+    if (!made_there) bytes += Charged(value.bytes());
   }
   for (const uint32_t dynamic : instance.graph->groups()[op].dynamic_in) {
     if ((instance.dynamics[dynamic].present >> domain & 1) == 0)
-      bytes += Charged(instance.sizes.dynamic_bytes[dynamic]);
+      bytes += Charged(instance.sizes.dynamic_bytes(dynamic));
   }
   return bytes;
 }
@@ -52,14 +52,14 @@ void EngineImpl::ComputePeaks(const Instance& instance, std::vector<int64_t>* pe
   static thread_local std::vector<int64_t> live;
   static thread_local std::vector<uint64_t> values, dynamics;  // domains that hold a copy
   live.assign(config_.domains.size(), 0);
-  values.assign(instance.sizes.crossing_bytes.size(), 0);
-  dynamics.assign(instance.sizes.dynamic_bytes.size(), 0);
+  values.assign(instance.graph->crossing().size(), 0);
+  dynamics.assign(instance.sizes.dynamic_count(), 0);
   const auto release = [&](uint64_t domains, int64_t bytes) {
     for (; domains != 0; domains &= domains - 1)
       live[static_cast<size_t>(__builtin_ctzll(domains))] -= bytes;
   };
   for (uint32_t op = 0; op < op_count; ++op) {
-    const DomainIndex domain = instance.home[op];
+    const DomainIndex domain = Op(instance, op).home_domain;
     const uint64_t bit = uint64_t{1} << domain;
     const auto hold = [&](uint64_t* domains, int64_t bytes) {
       if ((*domains & bit) != 0) return;
@@ -67,20 +67,20 @@ void EngineImpl::ComputePeaks(const Instance& instance, std::vector<int64_t>* pe
       live[domain] += Charged(bytes);
     };
     const TemplateEntry::GroupPlan& plan = entry.groups[op];
-    for (const uint32_t c : plan.in) hold(&values[c], instance.sizes.crossing_bytes[c]);
-    for (const uint32_t c : plan.out) hold(&values[c], instance.sizes.crossing_bytes[c]);
+    for (const uint32_t c : plan.in) hold(&values[c], instance.sizes.crossing_bytes(c));
+    for (const uint32_t c : plan.out) hold(&values[c], instance.sizes.crossing_bytes(c));
     for (const uint32_t d : instance.graph->groups()[op].dynamic_in)
-      hold(&dynamics[d], instance.sizes.dynamic_bytes[d]);
+      hold(&dynamics[d], instance.sizes.dynamic_bytes(d));
     const int64_t scratch = ScratchBytes(instance, op);
     (*peaks)[domain] = std::max((*peaks)[domain], live[domain] + scratch);
     for (const uint32_t c : plan.in) {
-      if (entry.last_use[c] == op) release(values[c], Charged(instance.sizes.crossing_bytes[c]));
+      if (entry.last_use[c] == op) release(values[c], Charged(instance.sizes.crossing_bytes(c)));
     }
     for (const uint32_t d : instance.graph->groups()[op].dynamic_in) {
       if (entry.dynamic_last[d] == op)
-        release(dynamics[d], Charged(instance.sizes.dynamic_bytes[d]));
+        release(dynamics[d], Charged(instance.sizes.dynamic_bytes(d)));
     }
-    const int64_t workspace = instance.sizes.workspace_bytes[op] + config_.workspace_margin_bytes;
+    const int64_t workspace = instance.sizes.workspace_bytes(op) + config_.workspace_margin_bytes;
     for (uint64_t mask = DomainDevices(domain) & instance.tenant->config.device_mask; mask != 0;
          mask &= mask - 1) {
       int64_t& lane = (*lanes)[static_cast<size_t>(__builtin_ctzll(mask))];
@@ -92,7 +92,7 @@ void EngineImpl::ComputePeaks(const Instance& instance, std::vector<int64_t>* pe
 // Whether `op` runs in template order at home, so that its memory is inside the reservation: every
 // earlier op is done, or goes before it on the same device with all its inputs there.
 bool EngineImpl::InOrder(const Instance& instance, uint32_t op, DeviceIndex device) {
-  if (instance.home[op] != DomainOf(device)) return false;
+  if (Op(instance, op).home_domain != DomainOf(device)) return false;
   const gmg::OpRecord* const ops = gmg_.ops(instance.slot);
   for (uint32_t before = instance.first_unfinished; before < op; ++before) {
     const OpState state = ops[before].state;
@@ -117,7 +117,7 @@ bool EngineImpl::TakeGrant(Instance* instance, uint32_t op, DeviceIndex device) 
   if (!reserved) {
     const int64_t bytes = OutputBytes(*instance, op) + MissingInputBytes(*instance, op, domain);
     const int64_t workspace =
-        Charged(instance->sizes.workspace_bytes[op] + config_.workspace_margin_bytes);
+        Charged(instance->sizes.workspace_bytes(op) + config_.workspace_margin_bytes);
     const int64_t raise = ledger_.LaneRaise(device, workspace);
     const int64_t quota = instance->tenant->config.memory_bytes_max;
     if (bytes + raise > ledger_.pool_free(domain)) return false;
@@ -132,7 +132,7 @@ bool EngineImpl::TakeGrant(Instance* instance, uint32_t op, DeviceIndex device) 
   for (const uint32_t crossing : plan.in) {
     gmg::TensorRecord& value = Value(*instance, crossing);
     if (((value.residency | value.in_flight) & bit) != 0) continue;
-    const gmg::OpRecord& producer = Op(*instance, value.producer);
+    const gmg::OpRecord& producer = Op(*instance, instance->graph->crossing()[crossing].producer);
     if (producer.device != kNoDevice && DomainOf(producer.device) == domain) continue;
     value.in_flight = value.in_flight | bit;
     if (!reserved) value.granted = value.granted | bit;
@@ -180,11 +180,11 @@ void EngineImpl::ReleaseScratch(Instance* instance, uint32_t op) {
 
 void EngineImpl::ReleaseValueIfDead(Instance* instance, uint32_t crossing) {
   gmg::TensorRecord& value = Value(*instance, crossing);
-  if (value.consumers_left > 0 || value.in_flight != 0) return;
+  if (value.consumers_left() > 0 || value.in_flight != 0) return;
   gmg_.Write(instance->slot);
   for (uint64_t mask = value.granted; mask != 0; mask &= mask - 1) {
     ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant,
-                    static_cast<DomainIndex>(__builtin_ctzll(mask)), Charged(value.bytes));
+                    static_cast<DomainIndex>(__builtin_ctzll(mask)), Charged(value.bytes()));
     admission_dirty_ = true;
   }
   value.granted = uint64_t{0};
@@ -197,7 +197,7 @@ void EngineImpl::ReleaseDynamicIfDead(Instance* instance, uint32_t dynamic) {
   for (uint64_t mask = input.granted; mask != 0; mask &= mask - 1) {
     ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant,
                     static_cast<DomainIndex>(__builtin_ctzll(mask)),
-                    Charged(instance->sizes.dynamic_bytes[dynamic]));
+                    Charged(instance->sizes.dynamic_bytes(dynamic)));
     admission_dirty_ = true;
   }
   input.granted = input.present = 0;
@@ -210,9 +210,9 @@ void EngineImpl::ReleaseAllMemory(Instance* instance) {
     ReleaseScratch(instance, op);
   }
   gmg_.Write(instance->slot);
-  for (uint32_t crossing = 0; crossing < instance->sizes.crossing_bytes.size(); ++crossing) {
+  for (uint32_t crossing = 0; crossing < instance->graph->crossing().size(); ++crossing) {
     gmg::TensorRecord& value = Value(*instance, crossing);
-    value.consumers_left = 0u;
+    value.set_consumers_left(0);
     value.in_flight = uint64_t{0};
     ReleaseValueIfDead(instance, crossing);
   }

@@ -98,20 +98,19 @@ void EngineImpl::RestartInstance(Instance* instance) {
   const TemplateEntry& entry = *instance->binding->graph;
   for (size_t d = 0; d < instance->dynamics.size(); ++d)
     instance->dynamics[d] = {0, 0, entry.dynamic_uses[d]};
-  for (OpExtra& extra : instance->ops) {
-    const DurationNs duration = extra.duration;
-    extra = OpExtra{};
-    extra.duration = duration;
-    instance->work_left += duration;
-  }
+  instance->snapshot = sim::kNone;
+  std::fill(instance->ops.begin(), instance->ops.end(), OpExtra{});
+  for (uint32_t op = 0; op < instance->ops.size(); ++op)
+    instance->work_left += Duration(*instance, op);
   // What it had read and left comes back to it, unless a later entry has written it since.
   const auto kind = gmg::AccessEntry::Kind::kInstance;
   bool overwritten = false;
-  for (size_t i = 0; i < instance->binding->pieces.size(); ++i) {
-    const PieceUse& use = instance->binding->pieces[i];
-    const bool left = !use.piece->queue.Contains(kind, instance->id.value);
-    overwritten |= left && (use.piece->lost || use.piece->version != instance->read_versions[i]);
-    use.piece->queue.Restore(kind, instance->id.value, use.ops, use.write);
+  for (const PieceUse& use : instance->binding->pieces) {
+    const bool left = !use.piece->queue.Contains(kind, instance->slot);
+    SLICE_CHECK(!left || !use.write, "an instance that wrote a piece runs again");
+    overwritten |= left && (use.piece->lost || static_cast<uint32_t>(use.piece->version) !=
+                                                   instance->read_versions[use.read_slot]);
+    use.piece->queue.Restore(kind, instance->slot, use.ops, use.write);
     PublishPiece(*use.piece);
   }
   if (overwritten) {

@@ -139,7 +139,7 @@ void EngineImpl::RecordOp(Instance* instance, uint32_t op, const wire::Finished&
   const DurationNs duration = report.end_ns - report.start_ns;
   op_estimator_.Observe(
       {instance->graph->groups()[op].signature, config_.devices[device.index].kind,
-       instance->sizes.flops[op], instance->sizes.bytes[op]},
+       instance->sizes.flops(op), instance->sizes.bytes(op)},
       duration);
   // A p99 that follows: up by 99 parts for a sample above, down by one for a sample below.
   const DurationNs latency = std::clamp<DurationNs>(now - report.end_ns, 0, 5 * kMillisecond);
@@ -166,7 +166,7 @@ void EngineImpl::RecordOp(Instance* instance, uint32_t op, const wire::Finished&
   event.start = report.start_ns;
   event.finish = report.end_ns;
   event.predicted_start = record.predicted_start_ns;
-  event.predicted_finish = record.predicted_finish_ns;
+  event.predicted_finish = record.predicted_start_ns + record.duration_ns;
   event.cpu = report.cpu_ns;
   event.bytes = report.peak_bytes;
   sink_->Trace(event);
@@ -175,8 +175,8 @@ void EngineImpl::RecordOp(Instance* instance, uint32_t op, const wire::Finished&
   instance->last_finish = std::max<TimeNs>(instance->last_finish, report.end_ns);
   instance->last_device = device.index;
   const bool slipped =
-      static_cast<double>(duration) > kSlip * static_cast<double>(instance->ops[op].duration) &&
-      duration - instance->ops[op].duration > kMillisecond;
+      static_cast<double>(duration) > kSlip * static_cast<double>(record.duration_ns) &&
+      duration - record.duration_ns > kMillisecond;
   if (slipped && policy_->RespectsSlices()) RecallOffline(uint64_t{1} << device.index, now);
 }
 
@@ -193,7 +193,7 @@ void EngineImpl::OpDone(Instance* instance, uint32_t op, TimeNs now) {
   }
   work_dirty_ = true;
   --instance->unfinished;
-  instance->work_left = std::max<DurationNs>(instance->work_left - instance->ops[op].duration, 0);
+  instance->work_left = std::max<DurationNs>(instance->work_left - record.duration_ns, 0);
   instance->key_stamp = 0;
   while (instance->first_unfinished < instance->ops.size() &&
          Op(*instance, instance->first_unfinished).state == OpState::kDone) {
@@ -205,12 +205,11 @@ void EngineImpl::OpDone(Instance* instance, uint32_t op, TimeNs now) {
     if (use.write) {
       ++use.piece->version;
     } else {
-      const auto& pieces = instance->binding->pieces;
-      const auto whole = std::find_if(pieces.begin(), pieces.end(),
-                                      [&](const PieceUse& p) { return p.piece == use.piece; });
-      instance->read_versions[static_cast<size_t>(whole - pieces.begin())] = use.piece->version;
+      const PieceUse& whole = instance->binding->pieces[use.whole];
+      if (!whole.write)
+        instance->read_versions[whole.read_slot] = static_cast<uint32_t>(use.piece->version);
     }
-    use.piece->queue.UseDone(AccessEntry::Kind::kInstance, instance->id.value);
+    use.piece->queue.UseDone(AccessEntry::Kind::kInstance, instance->slot);
     PumpCommands(use.piece, now);
   }
   if (writes) --instance->writing_ops_left;
@@ -223,7 +222,7 @@ void EngineImpl::OpDone(Instance* instance, uint32_t op, TimeNs now) {
   ReleaseScratch(instance, op);
   for (const uint32_t crossing : plan.in) {
     gmg::TensorRecord& value = Value(*instance, crossing);
-    value.consumers_left = value.consumers_left - 1;
+    value.set_consumers_left(value.consumers_left() - 1);
     ReleaseValueIfDead(instance, crossing);
   }
   for (const uint32_t dynamic : instance->graph->groups()[op].dynamic_in) {
@@ -295,12 +294,11 @@ Status EngineImpl::OnRecalled(const wire::Recalled& report, TimeNs now) {
     return Status::Ok();
   }
   SetState(instance, report.op, OpState::kPlaced);
-  record.issue_ns = 0;
   device.placed.push_back({instance, report.op});
   if (report.reason == 2) {
     // No memory in the executor's pool now: the same place, a little later.
     extra.want_unplace = false;
-    extra.retry_at = now + kMillisecond;
+    SetRetryAt(instance, report.op, now + kMillisecond);
   } else {
     WantUnplace(instance, report.op);
   }

@@ -50,17 +50,17 @@ bool EngineImpl::CanMove(const Piece& piece, const Instance& instance, uint32_t 
     return false;
   }
   // Home, or to where other pieces of the op went already: it has nowhere else to run.
-  if (domain == instance.home[op] || instance.ops[op].moved_piece) return true;
+  if (domain == Op(instance, op).home_domain || instance.ops[op].moved_piece) return true;
   // Else only while nobody else who has started counts on its place, and no better class is queued
   // behind.
   for (const AccessEntry& entry : piece.queue.entries()) {
     if (entry.kind == AccessEntry::Kind::kMove) return false;
     if (entry.kind != AccessEntry::Kind::kInstance) continue;
-    if (entry.owner == instance.id.value) {
+    if (entry.owner == instance.slot) {
       if (entry.uses_left != 1) return false;
       continue;
     }
-    const Instance* const other = FindInstance(entry.owner);
+    const Instance* const other = InstanceAt(entry.owner);
     if (other == nullptr || other->phase != Phase::kWaiting ||
         other->service_class < instance.service_class)
       return false;
@@ -70,7 +70,7 @@ bool EngineImpl::CanMove(const Piece& piece, const Instance& instance, uint32_t 
 
 uint64_t EngineImpl::AllowedDevices(const Instance& instance, uint32_t op) {
   const OpExtra& extra = instance.ops[op];
-  const DomainIndex home = instance.home[op];
+  const DomainIndex home = Op(instance, op).home_domain;
   uint64_t domains = ~uint64_t{0};
   for (const TensorSet* const set : instance.binding->group_constants[op]) domains &= set->resident;
   if (extra.home_only && (domains >> home & 1) != 0) domains = uint64_t{1} << home;
@@ -92,7 +92,7 @@ uint64_t EngineImpl::AllowedDevices(const Instance& instance, uint32_t op) {
     }
     const int64_t bytes = OutputBytes(instance, op) + MissingInputBytes(instance, op, d);
     const int64_t workspace =
-        Charged(instance.sizes.workspace_bytes[op] + config_.workspace_margin_bytes);
+        Charged(instance.sizes.workspace_bytes(op) + config_.workspace_margin_bytes);
     for (uint64_t mask = DomainDevices(d); mask != 0; mask &= mask - 1) {
       const auto device = static_cast<DeviceIndex>(__builtin_ctzll(mask));
       if (bytes + ledger_.LaneRaise(device, workspace) <= ledger_.pool_free(d))
@@ -108,9 +108,9 @@ bool EngineImpl::QueuesPlaced(const Instance& instance, uint32_t op) {
   for (const PieceUse& use : instance.binding->group_pieces[op]) {
     for (const AccessEntry& entry : use.piece->queue.entries()) {
       if (entry.kind != AccessEntry::Kind::kInstance) continue;
-      if (entry.owner == instance.id.value) break;
+      if (entry.owner == instance.slot) break;
       if (!entry.write && !use.write) continue;
-      const Instance* const other = FindInstance(entry.owner);
+      const Instance* const other = InstanceAt(entry.owner);
       if (other == nullptr || other->phase == Phase::kEnding) continue;
       for (const PieceUse& theirs : other->binding->pieces) {
         if (theirs.piece != use.piece) continue;
@@ -140,11 +140,11 @@ bool EngineImpl::CollectBatch(Instance* instance, std::vector<uint32_t>* batch) 
       ready &= inside || gmg::IsPlacedOrLater(ops[before].state);
     }
     if (!connected || !ready || !QueuesPlaced(*instance, op)) continue;
-    if (!batch->empty() && time + instance->ops[op].duration > config_.batch_time_max) break;
+    if (!batch->empty() && time + Duration(*instance, op) > config_.batch_time_max) break;
     const uint64_t both = allowed & AllowedDevices(*instance, op);
     if (!batch->empty() && both == 0) break;
     allowed = both;
-    time += instance->ops[op].duration;
+    time += Duration(*instance, op);
     batch->push_back(op);
   }
   return !batch->empty();
@@ -189,10 +189,10 @@ bool EngineImpl::Round(TimeNs now) {
       continue;
     }
     if ((allowed & open_devices) == 0) continue;
-    if (!snapshot_fresh_ || instance->ops[batch_[0]].snapshot == sim::kNone)
+    if (!snapshot_fresh_ || SnapshotOf(*instance, batch_[0]) == sim::kNone)
       BuildSnapshot(now, instance);
     batch_snapshot_.clear();
-    for (const uint32_t op : batch_) batch_snapshot_.push_back(instance->ops[op].snapshot);
+    for (const uint32_t op : batch_) batch_snapshot_.push_back(SnapshotOf(*instance, op));
     ++counters_.rounds;
     const sched::Decision decision =
         policy_->Decide(snapshot_, batch_snapshot_, instance->tenant->config.home);
@@ -219,7 +219,7 @@ void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, Dev
     Op(*instance, op).device = device;
     SetState(instance, op, OpState::kPlaced);
     state.placed.push_back({instance, op});
-    const sim::OpIndex index = instance->ops[op].snapshot;
+    const sim::OpIndex index = SnapshotOf(*instance, op);
     if (index != sim::kNone) {
       snapshot_.ops[index].state = sim::OpState::kPlaced;
       snapshot_.ops[index].device = device;

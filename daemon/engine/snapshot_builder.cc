@@ -16,10 +16,7 @@ constexpr uint64_t kPlacedOrder = uint64_t{1} << 48;  // behind everything that 
 }  // namespace
 
 void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
-  for (Instance* const instance : window_) {
-    instance->snapshot = sim::kNone;
-    for (OpExtra& extra : instance->ops) extra.snapshot = sim::kNone;
-  }
+  for (Instance* const instance : window_) instance->snapshot = sim::kNone;
   window_.clear();
   edges_.clear();
   snapshot_.Clear();
@@ -63,7 +60,16 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
   // In submit order: the order of every access queue.
   std::sort(window_.begin(), window_.end(),
             [](const Instance* a, const Instance* b) { return a->creation < b->creation; });
-  for (uint32_t i = 0; i < window_.size(); ++i) window_[i]->snapshot = i;
+  window_ops_.clear();
+  window_values_.clear();
+  for (uint32_t i = 0; i < window_.size(); ++i) {
+    Instance* const instance = window_[i];
+    instance->snapshot = i;
+    instance->snapshot_ops = static_cast<uint32_t>(window_ops_.size());
+    instance->snapshot_values = static_cast<uint32_t>(window_values_.size());
+    window_ops_.resize(window_ops_.size() + instance->ops.size(), sim::kNone);
+    window_values_.resize(window_values_.size() + instance->graph->crossing().size(), sim::kNone);
+  }
   // What is not issued yet will be, in the order of the policy's keys.
   by_key_ = window_;
   std::sort(by_key_.begin(), by_key_.end(),
@@ -103,7 +109,7 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
     snap.kind = config_.devices[device.index].kind;
     snap.free_at = LaunchedEnd(device, now, &overrun);
     if (!device.launched.empty())
-      snap.running = device.launched[0].instance->ops[device.launched[0].op].snapshot;
+      snap.running = SnapshotOf(*device.launched[0].instance, device.launched[0].op);
     snap.hosts_online = device.hosts_online;
     if (now < device.phantom_until) {
       snap.phantom_from = device.phantom_from;
@@ -116,7 +122,7 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
     sim::SnapTransfer snap;
     if (transfer->instance != nullptr) {
       if (transfer->instance->snapshot == sim::kNone) continue;
-      snap.tensor = transfer->instance->value_snapshot[transfer->crossing];
+      snap.tensor = window_values_[transfer->instance->snapshot_values + transfer->crossing];
       if (snap.tensor >= snapshot_.tensors.size()) continue;
     } else {
       if (!transfer->move) continue;
@@ -143,10 +149,10 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
 // Predicted time of the steps that are expected after this one. The first step of a sequence (a
 // prompt) says little about the next ones, so nothing is expected of it.
 DurationNs EngineImpl::RestOfSequence(const Instance& instance,
-                                      const estimate::GapEstimator::Gap& gap) {
+                                      const estimate::GapEstimator::Gap& gap) const {
   if (instance.sequence->steps < 2) return 0;
   DurationNs step = (gap.p10 + gap.p90) / 2;
-  for (const OpExtra& extra : instance.ops) step += extra.duration;
+  for (uint32_t op = 0; op < instance.ops.size(); ++op) step += Duration(instance, op);
   const double more = std::min(
       gap.continues / std::max(1.0 - gap.continues, 1.0 / kFurtherStepsMax), kFurtherStepsMax);
   return static_cast<DurationNs>(more * static_cast<double>(step));
@@ -154,19 +160,17 @@ DurationNs EngineImpl::RestOfSequence(const Instance& instance,
 
 void EngineImpl::AddOps(Instance* instance, bool unscheduled, TimeNs now) {
   const gmg::OpRecord* const ops = gmg_.ops(instance->slot);
-  std::fill(instance->value_snapshot.begin(), instance->value_snapshot.end(), sim::kNone);
   for (uint32_t op = instance->first_unfinished; op < instance->ops.size(); ++op) {
     const OpState state = ops[op].state;
     if (state > OpState::kLaunched || (state == OpState::kUnscheduled && !unscheduled)) continue;
     if (instance->phase == Phase::kEnding && state != OpState::kLaunched) continue;
-    OpExtra& extra = instance->ops[op];
     sim::SnapOp snap;
     snap.instance = instance->snapshot;
     snap.group = op;
     snap.device = ops[op].device;
     snap.service_class = instance->boosted_class;
     snap.priority = instance->priority;
-    snap.duration = extra.duration;
+    snap.duration = ops[op].duration_ns;
     snap.memory_bytes = OutputBytes(*instance, op);
     switch (state) {
       case OpState::kUnscheduled:
@@ -183,7 +187,7 @@ void EngineImpl::AddOps(Instance* instance, bool unscheduled, TimeNs now) {
         break;
     }
     if (state >= OpState::kIssued) {
-      snap.order = extra.order;
+      snap.order = IssueOrder(instance->ops[op]);
       snap.allowed_devices = uint64_t{1} << snap.device;
       const std::vector<OpRef>& launched = devices_[snap.device].launched;
       // Only one op of a device runs in a simulation; the others launched there are next.
@@ -198,19 +202,19 @@ void EngineImpl::AddOps(Instance* instance, bool unscheduled, TimeNs now) {
         snap.earliest = instance->retry_at;
       }
     }
-    extra.snapshot = static_cast<sim::OpIndex>(snapshot_.ops.size());
+    window_ops_[instance->snapshot_ops + op] = static_cast<sim::OpIndex>(snapshot_.ops.size());
     AddUses(instance, op, &snap);
     snapshot_.ops.push_back(snap);
   }
 }
 
 sim::TensorIndex EngineImpl::ValueTensor(Instance* instance, uint32_t crossing) {
-  sim::TensorIndex& index = instance->value_snapshot[crossing];
+  sim::TensorIndex& index = window_values_[instance->snapshot_values + crossing];
   if (index == sim::kNone) {
     index = static_cast<sim::TensorIndex>(snapshot_.tensors.size());
     const gmg::TensorRecord& value = Value(*instance, crossing);
     sim::SnapTensor snap;
-    snap.bytes = value.bytes;
+    snap.bytes = value.bytes();
     snap.resident = value.residency;
     snap.instance = instance->snapshot;
     snapshot_.tensors.push_back(snap);
@@ -256,10 +260,10 @@ void EngineImpl::AddUses(Instance* instance, uint32_t op, sim::SnapOp* snap) {
 // Edges inside the instance, then from earlier entries of its pieces' queues.
 void EngineImpl::Link(Instance* instance) {
   for (uint32_t op = instance->first_unfinished; op < instance->ops.size(); ++op) {
-    const sim::OpIndex from = instance->ops[op].snapshot;
+    const sim::OpIndex from = SnapshotOf(*instance, op);
     if (from == sim::kNone) continue;
     for (const uint32_t next : instance->graph->groups()[op].successors) {
-      const sim::OpIndex to = instance->ops[next].snapshot;
+      const sim::OpIndex to = SnapshotOf(*instance, next);
       if (to != sim::kNone) edges_.push_back({from, to});
     }
   }
@@ -269,7 +273,7 @@ void EngineImpl::Link(Instance* instance) {
     const size_t readers_before = piece->readers.size();
     mine_.clear();
     for (const uint32_t op : use.groups) {
-      const sim::OpIndex index = instance->ops[op].snapshot;
+      const sim::OpIndex index = SnapshotOf(*instance, op);
       if (index == sim::kNone) continue;
       mine_.push_back(index);
       for (const sim::OpIndex writer : piece->writers) edges_.push_back({writer, index});

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -93,7 +94,9 @@ struct TemplateEntry {
 struct PieceUse {
   Piece* piece = nullptr;
   bool write = false;
+  uint32_t whole = 0;            // of a group: index among the whole graph's (Binding::pieces)
   uint32_t ops = 0;              // of the whole graph: groups that touch it
+  uint32_t read_slot = 0;        // of the whole graph, only read: index in Instance::read_versions
   std::vector<uint32_t> groups;  // of the whole graph: which ones
 };
 struct Binding {
@@ -103,6 +106,7 @@ struct Binding {
   std::vector<std::vector<PieceUse>> group_pieces;       // by group
   std::vector<std::vector<TensorSet*>> group_constants;  // by group, no duplicates
   std::vector<PieceUse> pieces;                          // of the whole graph
+  uint32_t read_only_pieces = 0;
   std::vector<TensorSet*> sets;
   uint32_t uses = 0;  // live instances
   bool removing = false;
@@ -123,20 +127,19 @@ struct Sequence {
   DeviceIndex last_device = kNoDevice;
 };
 
+// An op's private half. Small: there is one for each op that may be live (EngineImpl::op_extras_).
 struct OpExtra {
-  DurationNs duration = 0;
   TimeNs last_replaced = -kSecond;
-  TimeNs retry_at = 0;           // not issued before (no memory in the executor)
-  uint64_t order = 0;            // of the issue
-  bool prepared = false;         // memory charged, transfers asked for
-  bool outputs_granted = false;  // outputs and scratch paid by a grant in its device's domain
-  bool moved_piece = false;      // stays in its domain: a piece moved here for it
-  bool home_only = false;        // a grant was refused
-  bool recall_sent = false;
-  bool want_unplace = false;
-  bool settled = false;  // issued with all inputs local
-  uint32_t snapshot = sim::kNone;
+  uint32_t order = 0;                // of the issue, modulo 2^32 (EngineImpl::IssueOrder)
+  bool prepared : 1 = false;         // memory charged, transfers asked for
+  bool outputs_granted : 1 = false;  // outputs and scratch paid by a grant in its device's domain
+  bool moved_piece : 1 = false;      // stays in its domain: a piece moved here for it
+  bool home_only : 1 = false;        // a grant was refused
+  bool recall_sent : 1 = false;
+  bool want_unplace : 1 = false;
+  bool settled : 1 = false;  // issued with all inputs local
 };
+static_assert(sizeof(OpExtra) == 16);
 struct DynamicExtra {
   uint64_t present = 0, granted = 0;  // domains
   uint32_t uses_left = 0;
@@ -163,14 +166,13 @@ struct Instance {
   std::vector<int64_t> symbols;
   std::vector<wire::ArenaRange> inputs, outputs;
   graph::BoundSizes sizes;
-  std::vector<OpExtra> ops;
+  std::span<OpExtra> ops;
   std::vector<DynamicExtra> dynamics;
-  std::vector<DomainIndex> home;  // by op, fixed at start
-  std::vector<uint64_t>
-      read_versions;  // by piece of the binding: its version when this instance had read it
-  std::vector<sim::TensorIndex> value_snapshot;  // by crossing value
-  std::vector<int64_t> reserved;                 // by domain
-  std::vector<int64_t> lanes;                    // by device
+  // By piece that it only reads: its version when this instance had read it, modulo 2^32. One that
+  // wrote never runs again.
+  std::vector<uint32_t> read_versions;
+  std::vector<int64_t> reserved;  // by domain
+  std::vector<int64_t> lanes;     // by device
   uint32_t unfinished = 0;
   uint32_t unscheduled = 0;
   uint32_t first_unfinished = 0;  // all ops before it are done
@@ -184,8 +186,11 @@ struct Instance {
   bool needs_prediction = false;
   bool deferral_traced = false;
   DeviceIndex last_device = kNoDevice;
+  // Of the snapshot's window: index, first op and first value in EngineImpl::window_ops_ and
+  // _values_
   uint32_t snapshot = sim::kNone;
-  uint32_t rank = 0;  // by key, in the snapshot's window
+  uint32_t snapshot_ops = 0, snapshot_values = 0;
+  uint32_t rank = 0;  // by key
   uint64_t key_stamp = 0;
   sched::OrderKey key;
 };

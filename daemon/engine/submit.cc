@@ -9,7 +9,6 @@ using gmg::AccessEntry;
 
 namespace {
 constexpr uint32_t kNoOp = 0xffffffff;
-constexpr uint32_t kSlotBits = 20;
 long long Number(int64_t n) { return static_cast<long long>(n); }
 bool Overlap(const wire::ArenaRange& a, const wire::ArenaRange& b) {
   return a.bytes > 0 && b.bytes > 0 && a.offset < b.offset + b.bytes &&
@@ -54,16 +53,31 @@ Status EngineImpl::CheckRanges(const Tenant& tenant,
   return Status::Ok();
 }
 
-Status EngineImpl::CheckSubmit(Tenant* tenant, const Submit& submit, Binding** found_binding,
-                               Sequence** found_sequence) {
+Tenant* EngineImpl::CountSubmit(TenantId id, TimeNs now) {
+  now_ = now;
+  Tenant* const tenant = FindTenant(id);
+  if (tenant == nullptr || tenant->removing) return nullptr;
+  ++counters_.submits;
+  ++tenant->submits;
+  return tenant;
+}
+
+Status EngineImpl::CheckQueue(const Tenant& tenant) const {
   if (given_up_)
     return Error(StatusCode::kExecutorLost,
                  "the executor is down and could not be restarted; try again later");
-  if (tenant->instances.size() + tenant->commands.size() >= config_.tenant_queue_max) {
+  const size_t in_flight = tenant.instances.size() + tenant.commands.size();
+  if (in_flight >= config_.tenant_queue_max) {
     return Error(StatusCode::kWouldBlock,
-                 "%zu submits are in flight, the limit is %u; wait for a completion",
-                 tenant->instances.size() + tenant->commands.size(), config_.tenant_queue_max);
+                 "%zu submits are in flight, the limit is %u; wait for a completion", in_flight,
+                 config_.tenant_queue_max);
   }
+  return Status::Ok();
+}
+
+Status EngineImpl::CheckSubmit(Tenant* tenant, const Submit& submit, Binding** found_binding,
+                               Sequence** found_sequence) {
+  SLICE_RETURN_IF_ERROR(CheckQueue(*tenant));
   const auto binding = bindings_.find(submit.binding);
   if (binding == bindings_.end() || binding->second->removing ||
       binding->second->tenant != tenant) {
@@ -84,22 +98,24 @@ Status EngineImpl::CheckSubmit(Tenant* tenant, const Submit& submit, Binding** f
   const graph::Template& graph = *binding->second->graph->graph;
   SLICE_RETURN_IF_ERROR(graph.Bind(submit.symbols, &bound_));
   const auto check_sizes = [](const char* what, std::span<const wire::ArenaRange> given,
-                              const std::vector<int64_t>& needed) -> Status {
-    if (given.size() != needed.size()) {
+                              size_t count, auto bytes_of) -> Status {
+    if (given.size() != count) {
       return Error(StatusCode::kInvalid, "%zu %s slots given, the graph has %zu", given.size(),
-                   what, needed.size());
+                   what, count);
     }
-    for (size_t i = 0; i < given.size(); ++i) {
-      if (given[i].bytes != static_cast<uint64_t>(needed[i])) {
+    for (size_t i = 0; i < count; ++i) {
+      if (given[i].bytes != static_cast<uint64_t>(bytes_of(i))) {
         return Error(StatusCode::kBounds,
                      "%s slot %zu has %llu bytes, its shape needs exactly %lld", what, i,
-                     static_cast<unsigned long long>(given[i].bytes), Number(needed[i]));
+                     static_cast<unsigned long long>(given[i].bytes), Number(bytes_of(i)));
       }
     }
     return Status::Ok();
   };
-  SLICE_RETURN_IF_ERROR(check_sizes("input", submit.inputs, bound_.dynamic_bytes));
-  SLICE_RETURN_IF_ERROR(check_sizes("output", submit.outputs, bound_.result_bytes));
+  SLICE_RETURN_IF_ERROR(check_sizes("input", submit.inputs, bound_.dynamic_count(),
+                                    [this](size_t i) { return bound_.dynamic_bytes(i); }));
+  SLICE_RETURN_IF_ERROR(check_sizes("output", submit.outputs, bound_.result_count(),
+                                    [this](size_t i) { return bound_.result_bytes(i); }));
   SLICE_RETURN_IF_ERROR(CheckRanges(*tenant, submit.outputs));
   for (const PieceUse& use : binding->second->pieces) {
     if (use.piece->queue.LostAtTail(use.piece->lost)) {
@@ -114,11 +130,8 @@ Status EngineImpl::CheckSubmit(Tenant* tenant, const Submit& submit, Binding** f
 }
 
 void EngineImpl::Handle(const Submit& submit, TimeNs now) {
-  now_ = now;
-  Tenant* const tenant = FindTenant(submit.tenant);
-  if (tenant == nullptr || tenant->removing) return;
-  ++counters_.submits;
-  ++tenant->submits;
+  Tenant* const tenant = CountSubmit(submit.tenant, now);
+  if (tenant == nullptr) return;
   Binding* binding = nullptr;
   Sequence* sequence = nullptr;
   const Status status = CheckSubmit(tenant, submit, &binding, &sequence);
@@ -174,7 +187,7 @@ Instance* EngineImpl::NewInstance(const graph::Template& graph, const graph::Bou
   Instance* const instance = instances_[slot].get();
   instance->slot = slot;
   ++instance->generation;
-  instance->id = {uint64_t{instance->generation} << kSlotBits | slot};
+  instance->id = {MakeId(instance->generation, slot)};
   return instance;
 }
 
@@ -210,10 +223,9 @@ void EngineImpl::FillInstance(Instance* instance, Tenant* tenant, Binding* bindi
   instance->reserved.assign(config_.domains.size(), 0);
   instance->lanes.assign(devices_.size(), 0);
   const auto op_count = static_cast<uint32_t>(entry.groups.size());
-  instance->ops.assign(op_count, OpExtra{});
-  instance->home.assign(op_count, 0);
-  instance->read_versions.assign(binding->pieces.size(), 0);
-  instance->value_snapshot.assign(instance->sizes.crossing_bytes.size(), sim::kNone);
+  instance->ops = {op_extras_.data() + gmg_.instance(instance->slot).op_begin, op_count};
+  std::fill(instance->ops.begin(), instance->ops.end(), OpExtra{});
+  instance->read_versions.assign(binding->read_only_pieces, 0);
   instance->snapshot = sim::kNone;
   instance->dynamics.resize(entry.dynamic_uses.size());
   for (size_t d = 0; d < instance->dynamics.size(); ++d)
@@ -232,10 +244,10 @@ void EngineImpl::FillInstance(Instance* instance, Tenant* tenant, Binding* bindi
   for (uint32_t op = 0; op < op_count; ++op) {
     const estimate::OpFeatures features{instance->graph->groups()[op].signature,
                                         config_.devices[tenant->config.home].kind,
-                                        instance->sizes.flops[op], instance->sizes.bytes[op]};
-    instance->ops[op].duration = std::max<DurationNs>(op_estimator_.Predict(features).duration, 1);
-    instance->work_left += instance->ops[op].duration;
-    ops[op].duration_ns = instance->ops[op].duration;
+                                        instance->sizes.flops(op), instance->sizes.bytes(op)};
+    const DurationNs duration = std::max<DurationNs>(op_estimator_.Predict(features).duration, 1);
+    instance->work_left += duration;
+    ops[op].duration_ns = duration;
     for (const PieceUse& use : binding->group_pieces[op]) {
       if (use.write) {
         ++instance->writing_ops_left;
@@ -265,8 +277,8 @@ void EngineImpl::Enqueue(Instance* instance) {
     AccessEntry entry;
     entry.kind = AccessEntry::Kind::kInstance;
     entry.write = use.write;
-    entry.owner = instance->id.value;
-    entry.uses_left = use.ops;
+    entry.owner = instance->slot;
+    entry.uses_left = static_cast<uint16_t>(use.ops);
     use.piece->queue.Append(entry);
     PublishPiece(*use.piece);
   }
@@ -283,8 +295,8 @@ void EngineImpl::Enqueue(Instance* instance) {
 void EngineImpl::BoostEarlier(const Instance& instance) {
   for (const PieceUse& use : instance.binding->pieces) {
     for (const AccessEntry& entry : use.piece->queue.entries()) {
-      if (entry.kind != AccessEntry::Kind::kInstance || entry.owner == instance.id.value) continue;
-      Instance* const earlier = FindInstance(entry.owner);
+      if (entry.kind != AccessEntry::Kind::kInstance || entry.owner == instance.slot) continue;
+      Instance* const earlier = InstanceAt(entry.owner);
       if (earlier == nullptr || earlier->boosted_class <= instance.boosted_class) continue;
       earlier->boosted_class = instance.boosted_class;
       earlier->key_stamp = 0;
@@ -298,7 +310,8 @@ void EngineImpl::NoteOnlineArrival(const Instance& instance, TimeNs now) {
   work_dirty_ = true;
   if (!policy_->RespectsSlices()) return;
   uint64_t domains = 0;
-  for (const DomainIndex home : instance.home) domains |= uint64_t{1} << home;
+  for (uint32_t op = 0; op < instance.ops.size(); ++op)
+    domains |= uint64_t{1} << Op(instance, op).home_domain;
   uint64_t devices = 0;
   for (; domains != 0; domains &= domains - 1)
     devices |= DomainDevices(static_cast<DomainIndex>(__builtin_ctzll(domains)));

@@ -66,6 +66,7 @@ Status EngineImpl::AddTemplate(TemplateId id, std::shared_ptr<const graph::Templ
   if (!id || graph == nullptr || templates_.contains(id)) {
     return Error(StatusCode::kInvalid, "template %u is there already", id.value);
   }
+  SLICE_RETURN_IF_ERROR(gmg::Gmg::Fits(*graph));
   auto entry = std::make_unique<TemplateEntry>();
   entry->id = id;
   entry->graph = std::move(graph);
@@ -189,10 +190,32 @@ void EngineImpl::PublishPiece(const Piece& piece) {
     record->domain = piece.domain;
     record->lost = uint8_t{piece.lost};
     record->managed = uint8_t{piece.managed};
-    record->queue_length = static_cast<uint32_t>(piece.queue.entries().size());
+    record->moving = uint8_t{piece.moving};
     record->version = piece.version;
     record->bytes = piece.bytes;
+    const std::vector<gmg::AccessEntry>& entries = piece.queue.entries();
+    record->queue_length = static_cast<uint32_t>(entries.size());
+    for (size_t e = 0; e < std::min<size_t>(entries.size(), gmg::kQueueEntriesShown); ++e) {
+      gmg::QueueEntryRecord& shown = record->queue[e];
+      shown.owner = OwnerId(entries[e]);
+      shown.kind = static_cast<uint8_t>(entries[e].kind);
+      shown.write = uint8_t{entries[e].write};
+      shown.resets = uint8_t{entries[e].resets};
+      shown.uses_left = entries[e].uses_left;
+    }
   });
+}
+
+uint64_t EngineImpl::OwnerId(const gmg::AccessEntry& entry) const {
+  switch (entry.kind) {
+    case gmg::AccessKind::kInstance:
+      return instances_[entry.owner]->id.value;
+    case gmg::AccessKind::kCommand:
+      return parts_[entry.owner]->id.value;
+    case gmg::AccessKind::kMove:
+      return transfers_[entry.owner]->id.value;
+  }
+  return 0;
 }
 
 Status EngineImpl::RemoveTensorSet(TensorSetId id, TimeNs now) {
@@ -354,18 +377,22 @@ Status EngineImpl::PlanBinding(Binding* binding) {
       const auto same = [piece](const PieceUse& use) { return use.piece == piece; };
       auto use = std::find_if(pieces.begin(), pieces.end(), same);
       if (use == pieces.end()) {
-        use = pieces.insert(pieces.end(), {piece, false, 1, {}});
         auto whole = std::find_if(binding->pieces.begin(), binding->pieces.end(), same);
         if (whole == binding->pieces.end())
-          whole = binding->pieces.insert(whole, {piece, false, 0, {}});
+          whole = binding->pieces.insert(whole, {piece, false, 0, 0, 0, {}});
         ++whole->ops;
         whole->groups.push_back(g);
+        const auto index = static_cast<uint32_t>(whole - binding->pieces.begin());
+        use = pieces.insert(pieces.end(), {piece, false, index, 1, 0, {}});
       }
       use->write |= write;
-      std::find_if(binding->pieces.begin(), binding->pieces.end(), same)->write |= write;
+      binding->pieces[use->whole].write |= write;
     };
     for (const uint32_t position : graph.groups()[g].reads) touch(position, false);
     for (const uint32_t position : graph.groups()[g].writes) touch(position, true);
+  }
+  for (PieceUse& use : binding->pieces) {
+    if (!use.write) use.read_slot = binding->read_only_pieces++;
   }
   return Status::Ok();
 }

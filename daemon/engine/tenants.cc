@@ -8,10 +8,6 @@ namespace slice::engine {
 
 using gmg::AccessEntry;
 
-namespace {
-constexpr uint32_t kSlotBits = 20;
-}
-
 Tenant* EngineImpl::FindTenant(TenantId id) const {
   const auto found = tenants_.find(id);
   return found == tenants_.end() ? nullptr : found->second.get();
@@ -102,14 +98,7 @@ void EngineImpl::Cancel(TenantId id, uint64_t cookie, TimeNs now) {
 // -----------------------------------------------------------------------------------------------------
 
 Status EngineImpl::CheckCommand(Tenant* tenant, const TensorCommand& command) {
-  if (given_up_)
-    return Error(StatusCode::kExecutorLost,
-                 "the executor is down and could not be restarted; try again later");
-  if (tenant->instances.size() + tenant->commands.size() >= config_.tenant_queue_max) {
-    return Error(StatusCode::kWouldBlock,
-                 "%zu submits are in flight, the limit is %u; wait for a completion",
-                 tenant->instances.size() + tenant->commands.size(), config_.tenant_queue_max);
-  }
+  SLICE_RETURN_IF_ERROR(CheckQueue(*tenant));
   if (command.kind > wire::kTensorRead)
     return Error(StatusCode::kInvalid, "tensor command %u is unknown",
                  static_cast<unsigned>(command.kind));
@@ -148,11 +137,8 @@ Status EngineImpl::CheckCommand(Tenant* tenant, const TensorCommand& command) {
 }
 
 void EngineImpl::Handle(const TensorCommand& request, TimeNs now) {
-  now_ = now;
-  Tenant* const tenant = FindTenant(request.tenant);
-  if (tenant == nullptr || tenant->removing) return;
-  ++counters_.submits;
-  ++tenant->submits;
+  Tenant* const tenant = CountSubmit(request.tenant, now);
+  if (tenant == nullptr) return;
   const Status status = CheckCommand(tenant, request);
   if (!status.ok()) return Refuse(tenant, request.cookie, status, now);
   commands_.push_back(std::make_unique<Command>());
@@ -178,7 +164,7 @@ void EngineImpl::Handle(const TensorCommand& request, TimeNs now) {
     entry.kind = AccessEntry::Kind::kCommand;
     entry.write = command->kind != wire::kTensorRead;
     entry.resets = command->kind == wire::kTensorReset;
-    entry.owner = part->id.value;
+    entry.owner = part->slot;
     part->piece->queue.Append(entry);
   }
   for (const TensorRef& ref : request.tensors)
@@ -194,14 +180,14 @@ CommandPart* EngineImpl::NewPart() {
   CommandPart* const part = parts_[free_parts_.back()].get();
   free_parts_.pop_back();
   ++part->generation;
-  part->id = {uint64_t{part->generation} << kSlotBits | part->slot};
+  part->id = {MakeId(part->generation, part->slot)};
   part->live = true;
   part->running = false;
   return part;
 }
 
 CommandPart* EngineImpl::FindPart(uint64_t id) {
-  const uint64_t slot = id & ((uint64_t{1} << kSlotBits) - 1);
+  const uint64_t slot = SlotOf(id);
   if (slot >= parts_.size()) return nullptr;
   CommandPart* const part = parts_[slot].get();
   return part->live && part->id.value == id ? part : nullptr;
@@ -215,8 +201,8 @@ void EngineImpl::PumpCommands(Piece* piece, TimeNs now) {
       if (entry.write) break;
       continue;
     }
-    CommandPart* const part = FindPart(entry.owner);
-    SLICE_CHECK(part != nullptr, "entry of a command that is gone");
+    CommandPart* const part = parts_[entry.owner].get();
+    SLICE_CHECK(part->live, "entry of a command that is gone");
     const bool may = entry.write ? queue.MayWrite(entry.kind, entry.owner)
                                  : queue.MayRead(entry.kind, entry.owner);
     if (may && !part->running) StartPart(part, now);
@@ -261,7 +247,7 @@ void EngineImpl::FinishPart(CommandPart* part, StatusCode status, TimeNs now) {
     if (ran && command->kind != wire::kTensorRead && status != StatusCode::kCancelled)
       piece->lost = true;
   }
-  piece->queue.Remove(AccessEntry::Kind::kCommand, part->id.value);
+  piece->queue.Remove(AccessEntry::Kind::kCommand, part->slot);
   // Half done, or a reset that others counted on was withdrawn.
   if (piece->lost && (ran || command->kind == wire::kTensorReset)) LosePiece(piece, now);
   PumpCommands(piece, now);

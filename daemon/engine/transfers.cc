@@ -10,7 +10,6 @@ using gmg::AccessEntry;
 using gmg::MemoryKind;
 
 namespace {
-constexpr uint32_t kSlotBits = 20;
 constexpr DurationNs kRemakeDelay = 10 * kMillisecond;
 constexpr uint32_t kReplicationWindow =
     32;  // tensors of one replica under way: keeps the pipe full, the slab small
@@ -29,7 +28,7 @@ Transfer* EngineImpl::NewTransfer(Tenant* tenant, DomainIndex source, DomainInde
   *transfer = Transfer{};
   transfer->slot = slot;
   transfer->generation = generation;
-  transfer->id = {uint64_t{generation} << kSlotBits | slot};
+  transfer->id = {MakeId(generation, slot)};
   transfer->live = true;
   transfer->tenant = tenant;
   transfer->source = source;
@@ -44,7 +43,7 @@ Transfer* EngineImpl::NewTransfer(Tenant* tenant, DomainIndex source, DomainInde
 }
 
 Transfer* EngineImpl::FindTransfer(uint64_t id) {
-  const uint64_t slot = id & ((uint64_t{1} << kSlotBits) - 1);
+  const uint64_t slot = SlotOf(id);
   if (slot >= transfers_.size()) return nullptr;
   Transfer* const transfer = transfers_[slot].get();
   return transfer->live && transfer->id.value == id ? transfer : nullptr;
@@ -93,10 +92,12 @@ void EngineImpl::WatchValue(Instance* instance, uint32_t crossing, DomainIndex d
                             TimeNs now) {
   const gmg::TensorRecord& value = Value(*instance, crossing);
   const uint64_t residency = value.residency;
-  const DomainIndex source = residency != 0 ? static_cast<DomainIndex>(__builtin_ctzll(residency))
-                                            : DomainOf(Op(*instance, value.producer).device);
+  const DomainIndex source =
+      residency != 0
+          ? static_cast<DomainIndex>(__builtin_ctzll(residency))
+          : DomainOf(Op(*instance, instance->graph->crossing()[crossing].producer).device);
   Transfer* const transfer =
-      NewTransfer(instance->tenant, source, destination, QueueClass(*instance), value.bytes, now);
+      NewTransfer(instance->tenant, source, destination, QueueClass(*instance), value.bytes(), now);
   transfer->instance = instance;
   transfer->crossing = crossing;
   PublishTransfer(*transfer, gmg::TransferState::kWatching);
@@ -130,8 +131,8 @@ void EngineImpl::StartMove(Piece* piece, Instance* instance, DomainIndex destina
   AccessEntry entry;
   entry.kind = AccessEntry::Kind::kMove;
   entry.write = true;
-  entry.owner = transfer->id.value;
-  piece->queue.InsertBefore(AccessEntry::Kind::kInstance, instance->id.value, entry);
+  entry.owner = transfer->slot;
+  piece->queue.InsertBefore(AccessEntry::Kind::kInstance, instance->slot, entry);
   PublishPiece(*piece);
   PublishTransfer(*transfer, gmg::TransferState::kWatching);
   SendWatch(*transfer);
@@ -185,7 +186,7 @@ void EngineImpl::SettleTransfer(Transfer* transfer, StatusCode status, TimeNs no
       if ((value.granted & bit) != 0) {
         value.granted = value.granted & ~bit;
         ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant, transfer->destination,
-                        Charged(value.bytes));
+                        Charged(value.bytes()));
         admission_dirty_ = true;
       }
       // Issued ops that count on it come back and ask again.
@@ -209,7 +210,7 @@ void EngineImpl::SettleTransfer(Transfer* transfer, StatusCode status, TimeNs no
     if (ok) piece->domain = transfer->destination;
     piece->moving = false;
     admission_dirty_ = true;
-    piece->queue.Remove(AccessEntry::Kind::kMove, transfer->id.value);
+    piece->queue.Remove(AccessEntry::Kind::kMove, transfer->slot);
     PublishPiece(*piece);
     if (!ok) ForgetMove(piece, now);
     PumpCommands(piece, now);
@@ -240,7 +241,7 @@ void EngineImpl::SettleTransfer(Transfer* transfer, StatusCode status, TimeNs no
 void EngineImpl::ForgetMove(Piece* piece, TimeNs now) {
   for (const AccessEntry& entry : piece->queue.entries()) {
     if (entry.kind != AccessEntry::Kind::kInstance) continue;
-    Instance* const instance = FindInstance(entry.owner);
+    Instance* const instance = InstanceAt(entry.owner);
     if (instance == nullptr || instance->phase != Phase::kStarted) return;
     for (uint32_t op = instance->first_unfinished; op < instance->ops.size(); ++op) {
       if (!instance->ops[op].moved_piece || Op(*instance, op).state != gmg::OpState::kPlaced)
@@ -255,7 +256,7 @@ void EngineImpl::ForgetMove(Piece* piece, TimeNs now) {
         return use.piece != piece && (use.piece->moving || use.piece->domain == placed);
       });
       if (!touches) continue;
-      instance->ops[op].retry_at = now + kMillisecond;
+      SetRetryAt(instance, op, now + kMillisecond);
       instance->ops[op].prepared = false;
       ReleaseOutputs(instance, op);
       if (others) continue;

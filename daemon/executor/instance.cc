@@ -49,10 +49,10 @@ Result<std::shared_ptr<Instance>> Instance::Start(std::shared_ptr<Binding> bindi
   }
   const uint64_t arena_bytes = instance->binding_->tenant()->arena_bytes;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    SLICE_RETURN_IF_ERROR(CheckRange(inputs[i], sizes.dynamic_bytes[i], arena_bytes, "input", i));
+    SLICE_RETURN_IF_ERROR(CheckRange(inputs[i], sizes.dynamic_bytes(i), arena_bytes, "input", i));
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    SLICE_RETURN_IF_ERROR(CheckRange(outputs[i], sizes.result_bytes[i], arena_bytes, "output", i));
+    SLICE_RETURN_IF_ERROR(CheckRange(outputs[i], sizes.result_bytes(i), arena_bytes, "output", i));
   }
   instance->inputs_.assign(inputs.begin(), inputs.end());
   instance->outputs_.assign(outputs.begin(), outputs.end());
@@ -95,7 +95,7 @@ Status Instance::CopyIntegerInputs() {
     const graph::Input& input = source().inputs()[source().dynamics()[i]];
     const graph::ValueShape& shape = source().values()[input.value];
     if (!shape.is_integer) continue;
-    const auto size = static_cast<uint64_t>(bound_->sizes.dynamic_bytes[i]);
+    const auto size = static_cast<uint64_t>(bound_->sizes.dynamic_bytes(i));
     if (tenant.host_bytes.fetch_add(size, std::memory_order_relaxed) + size >
         tenant.pool_bytes_max) {
       tenant.host_bytes.fetch_sub(size, std::memory_order_relaxed);

@@ -55,8 +55,10 @@ Result<std::unique_ptr<LocalRun>> LocalRun::Create(DeviceBackend* backend,
     arena_bytes += RoundUp(range.bytes + 1, kSlotBytes);
     return range;
   };
-  for (const int64_t bytes : sizes.dynamic_bytes) run->inputs_.push_back(slot(bytes));
-  for (const int64_t bytes : sizes.result_bytes) run->outputs_.push_back(slot(bytes));
+  for (size_t i = 0; i < sizes.dynamic_count(); ++i)
+    run->inputs_.push_back(slot(sizes.dynamic_bytes(i)));
+  for (size_t i = 0; i < sizes.result_count(); ++i)
+    run->outputs_.push_back(slot(sizes.result_bytes(i)));
   arena_bytes = RoundUp(arena_bytes + 1, 4096);
   SLICE_ASSIGN_OR_RETURN(const Fd arena, CreateMemfd("run-arena", arena_bytes));
   SLICE_ASSIGN_OR_RETURN(run->tenant_->arena, Mapping::Map(arena, arena_bytes, true));

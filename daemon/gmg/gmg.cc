@@ -4,65 +4,48 @@
 
 namespace slice::gmg {
 
-bool IsLegal(OpState from, OpState to) {
-  using S = OpState;
-  switch (from) {
-    case S::kUnscheduled:
-      return to == S::kPlaced || to == S::kCancelled;
-    case S::kPlaced:
-      return to == S::kIssued || to == S::kUnscheduled || to == S::kCancelled;
-    case S::kIssued:
-      return to == S::kLaunched || to == S::kPlaced || to == S::kFailed || to == S::kCancelled;
-    case S::kLaunched:
-      return to == S::kDone || to == S::kFailed || to == S::kCancelled;
-    case S::kDone:
-    case S::kFailed:
-    case S::kCancelled:
-      return false;
-  }
-  return false;
-}
-
 RangeAllocator::RangeAllocator(uint32_t count) : free_count_(count) {
-  if (count > 0) free_.emplace(0, count);
+  if (count > 0) free_.push_back({0, count});
 }
 
 uint32_t RangeAllocator::Allocate(uint32_t count) {
   if (count == 0) return 0;
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
-    if (it->second < count) continue;
-    const uint32_t begin = it->first;
-    const uint32_t rest = it->second - count;
-    auto node = free_.extract(it);  // reuses the node: no allocation
-    if (rest > 0) {
-      node.key() = begin + count;
-      node.mapped() = rest;
-      free_.insert(std::move(node));
-    }
-    free_count_ -= count;
-    return begin;
-  }
-  return kNone;
+  const auto fit = std::find_if(free_.begin(), free_.end(),
+                                [count](const Range& range) { return range.count >= count; });
+  if (fit == free_.end()) return kNone;
+  const uint32_t begin = fit->begin;
+  fit->begin += count;
+  fit->count -= count;
+  if (fit->count == 0) free_.erase(fit);
+  free_count_ -= count;
+  return begin;
 }
 
 void RangeAllocator::Free(uint32_t begin, uint32_t count) {
   if (count == 0) return;
+  const auto next =
+      std::upper_bound(free_.begin(), free_.end(), begin,
+                       [](uint32_t index, const Range& range) { return index < range.begin; });
+  const bool has_next = next != free_.end(), has_before = next != free_.begin();
+  const auto before = has_before ? std::prev(next) : next;
+  SLICE_CHECK((!has_next || begin + count <= next->begin) &&
+                  (!has_before || before->begin + before->count <= begin),
+              "range freed twice");
   free_count_ += count;
-  auto next = free_.lower_bound(begin);
-  SLICE_CHECK(next == free_.end() || begin + count <= next->first, "range freed twice");
-  if (next != free_.end() && next->first == begin + count) {
-    count += next->second;
-    next = free_.erase(next);
-  }
-  if (next != free_.begin()) {
-    auto before = std::prev(next);
-    SLICE_CHECK(before->first + before->second <= begin, "range freed twice");
-    if (before->first + before->second == begin) {
-      before->second += count;
-      return;
+  const bool joins_next = has_next && begin + count == next->begin;
+  const bool joins_before = has_before && before->begin + before->count == begin;
+  if (joins_before) {
+    before->count += count;
+    if (joins_next) {
+      before->count += next->count;
+      free_.erase(next);
     }
+  } else if (joins_next) {
+    next->begin = begin;
+    next->count += count;
+  } else {
+    free_.insert(next, {begin, count});
   }
-  free_.emplace(begin, count);
 }
 
 size_t Gmg::Bytes(const Capacity& capacity) {
@@ -92,6 +75,8 @@ Gmg::Gmg(std::span<std::byte> memory, const Capacity& capacity, uint64_t epoch, 
   head.daemon_pid = daemon_pid;
   head.segment_bytes = bytes;
   std::copy(std::begin(slabs_), std::end(slabs_), std::begin(head.slabs));
+  for (uint32_t slab = 0; slab < kSlabCount; ++slab)
+    head.used[slab] = free_records_[slab].empty() ? slabs_[slab].count : 0u;
   instances_ = At<InstanceRecord>(kInstances, 0);
   ops_ = At<OpRecord>(kOps, 0);
   tensors_ = At<TensorRecord>(kTensors, 0);
@@ -110,6 +95,8 @@ uint32_t Gmg::AllocateRecord(Slab slab) {
   if (free_records_[slab].empty()) return RangeAllocator::kNone;
   const uint32_t index = free_records_[slab].back();
   free_records_[slab].pop_back();
+  SegmentHeader& head = header();
+  if (head.used[slab] <= index) head.used[slab] = index + 1;
   return index;
 }
 
@@ -159,18 +146,30 @@ void Gmg::CloseWrites() {
   open_.clear();
 }
 
+Status Gmg::Fits(const graph::Template& graph) {
+  if (graph.groups().size() > UINT16_MAX) {
+    return Error(StatusCode::kOverflow, "the graph has %zu operators, the limit is %u",
+                 graph.groups().size(), UINT16_MAX);
+  }
+  return Status::Ok();
+}
+
 uint32_t Gmg::AddInstance(const graph::Template& graph, const graph::BoundSizes& sizes) {
   const auto op_count = static_cast<uint32_t>(graph.groups().size());
   const auto tensor_count = static_cast<uint32_t>(graph.crossing().size());
+  SLICE_CHECK(op_count <= UINT16_MAX, "template does not fit the records");
   const uint32_t op_begin = op_ranges_.Allocate(op_count);
   if (op_begin == RangeAllocator::kNone) return RangeAllocator::kNone;
   const uint32_t tensor_begin = tensor_ranges_.Allocate(tensor_count);
-  const uint32_t slot =
-      tensor_begin == RangeAllocator::kNone ? RangeAllocator::kNone : AllocateRecord(kInstances);
+  if (tensor_begin == RangeAllocator::kNone) {
+    op_ranges_.Free(op_begin, op_count);
+    return RangeAllocator::kNone;
+  }
+  const uint32_t slot = AllocateRecord(kInstances);
   if (slot == RangeAllocator::kNone) {
     op_ranges_.Free(op_begin, op_count);
-    if (tensor_begin != RangeAllocator::kNone) tensor_ranges_.Free(tensor_begin, tensor_count);
-    return slot;
+    tensor_ranges_.Free(tensor_begin, tensor_count);
+    return RangeAllocator::kNone;
   }
   InstanceRecord& record = Write(slot);
   record.state = InstanceState::kQueued;
@@ -179,50 +178,51 @@ uint32_t Gmg::AddInstance(const graph::Template& graph, const graph::BoundSizes&
   record.op_count = op_count;
   record.tensor_begin = tensor_begin;
   record.tensor_count = tensor_count;
-  for (uint32_t t = 0; t < tensor_count; ++t)
-    tensors_[tensor_begin + t].bytes = sizes.crossing_bytes[t];
   FillOps(slot, graph);
+  TensorRecord* const tensor = tensors_ + tensor_begin;
+  for (uint32_t t = 0; t < tensor_count; ++t) {
+    const int64_t bytes = sizes.crossing_bytes(t);
+    SLICE_CHECK(bytes <= TensorRecord::kBytesMax, "tensor does not fit its record");
+    tensor[t].Set(bytes, 0);
+  }
+  FillTensors(slot, graph);
   return slot;
 }
 
 void Gmg::FillOps(uint32_t slot, const graph::Template& graph) {
   InstanceRecord& record = Write(slot);
-  OpRecord* const op_records = ops(slot);
-  TensorRecord* const tensor_records = tensors(slot);
+  OpRecord* entry = ops(slot);
   uint32_t frontier = 0;
-  for (uint32_t op = 0; op < record.op_count; ++op) {
-    const graph::Group& group = graph.groups()[op];
-    OpRecord& entry = op_records[op];
-    const auto predecessors = static_cast<uint32_t>(group.predecessors.size());
-    entry.state = OpState::kUnscheduled;
-    entry.device = kNoDevice;
-    entry.pending = predecessors;
-    entry.unplaced = predecessors;
-    entry.successors_unscheduled = static_cast<uint32_t>(group.successors.size());
-    for (Shared<int64_t>* const time : {&entry.issue_ns, &entry.start_ns, &entry.finish_ns,
-                                        &entry.predicted_start_ns, &entry.predicted_finish_ns}) {
-      *time = 0;
-    }
+  for (const graph::Group& group : graph.groups()) {
+    const auto predecessors = static_cast<uint16_t>(group.predecessors.size());
+    entry->state = OpState::kUnscheduled;
+    entry->device = kNoDevice;
+    entry->pending = predecessors;
+    entry->unplaced = predecessors;
+    entry->successors_unscheduled = static_cast<uint16_t>(group.successors.size());
+    entry->issue_ns = entry->start_ns = entry->finish_ns = entry->predicted_start_ns = 0;
     frontier += predecessors == 0;
-  }
-  for (uint32_t t = 0; t < record.tensor_count; ++t) {
-    const graph::ValueUse& use = graph.crossing()[t];
-    TensorRecord& entry = tensor_records[t];
-    entry.residency = uint64_t{0};
-    entry.in_flight = uint64_t{0};
-    entry.granted = uint64_t{0};
-    entry.consumers_left = static_cast<uint32_t>(use.consumers.size());
-    entry.producer = use.producer;
+    ++entry;
   }
   record.ops_done = 0u;
   record.frontier_unscheduled = frontier;
   record.frontier_scheduled = 0u;
 }
 
+void Gmg::FillTensors(uint32_t slot, const graph::Template& graph) {
+  TensorRecord* entry = tensors(slot);
+  for (const graph::ValueUse& use : graph.crossing()) {
+    entry->residency = entry->in_flight = entry->granted = uint64_t{0};
+    entry->set_consumers_left(static_cast<uint32_t>(use.consumers.size()));
+    ++entry;
+  }
+}
+
 void Gmg::ResetInstance(uint32_t slot, const graph::Template& graph) {
   InstanceRecord& record = Write(slot);
   record.attempt = static_cast<uint16_t>(record.attempt + 1);
   FillOps(slot, graph);
+  FillTensors(slot, graph);
 }
 
 void Gmg::FreeInstance(uint32_t slot) {
@@ -244,40 +244,45 @@ void Gmg::SetOpState(uint32_t slot, const graph::Template& graph, uint32_t op, O
   SLICE_CHECK(IsLegal(from, to), "operator state transition");
   entry.state = to;
   const graph::Group& group = graph.groups()[op];
-  const bool was_placed = IsPlacedOrLater(from), is_placed = IsPlacedOrLater(to);
-  if (!was_placed && is_placed) {
-    SLICE_CHECK(entry.unplaced == 0, "placed before its predecessors");
-    record.frontier_unscheduled = record.frontier_unscheduled - 1;
-    if (entry.successors_unscheduled > 0) record.frontier_scheduled = record.frontier_scheduled + 1;
+  const auto add = [](auto* count, int difference) {
+    if (difference != 0)
+      *count = static_cast<std::decay_t<decltype(count->load())>>(count->load() + difference);
+  };
+  // +1: it came to be so, -1: it is no more.
+  const int placed = int{IsPlacedOrLater(to)} - int{IsPlacedOrLater(from)};
+  const int unscheduled = int{to == OpState::kUnscheduled} - int{from == OpState::kUnscheduled};
+  int unscheduled_frontier = entry.unplaced == 0 ? unscheduled : 0;
+  int scheduled_frontier = entry.successors_unscheduled > 0 ? placed : 0;
+  SLICE_CHECK(placed <= 0 || entry.unplaced == 0, "placed before its predecessors");
+  if (placed != 0) {
     for (const uint32_t next : group.successors) {
-      all[next].unplaced = all[next].unplaced - 1;
-      if (all[next].unplaced == 0 && all[next].state == OpState::kUnscheduled) {
-        record.frontier_unscheduled = record.frontier_unscheduled + 1;
-      }
-    }
-  } else if (was_placed && to == OpState::kUnscheduled) {
-    entry.device = kNoDevice;
-    record.frontier_unscheduled = record.frontier_unscheduled + 1;
-    if (entry.successors_unscheduled > 0) record.frontier_scheduled = record.frontier_scheduled - 1;
-    for (const uint32_t next : group.successors) {
-      SLICE_CHECK(all[next].state == OpState::kUnscheduled, "un-placed before its successors");
-      if (all[next].unplaced == 0) record.frontier_unscheduled = record.frontier_unscheduled - 1;
-      all[next].unplaced = all[next].unplaced + 1;
+      OpRecord& successor = all[next];
+      const bool waits = successor.state == OpState::kUnscheduled;
+      SLICE_CHECK(waits || unscheduled <= 0, "un-placed before its successors");
+      const bool was_ready = successor.unplaced == 0;
+      add(&successor.unplaced, -placed);
+      if (waits) unscheduled_frontier += int{successor.unplaced == 0} - int{was_ready};
     }
   }
-  if (was_placed != is_placed && to != OpState::kCancelled && to != OpState::kFailed) {
+  if (unscheduled != 0) {
     for (const uint32_t before : group.predecessors) {
-      const uint32_t left = all[before].successors_unscheduled;
-      const uint32_t now_left = is_placed ? left - 1 : left + 1;
-      all[before].successors_unscheduled = now_left;
-      if (!IsPlacedOrLater(all[before].state)) continue;
-      if (left > 0 && now_left == 0) record.frontier_scheduled = record.frontier_scheduled - 1;
-      if (left == 0 && now_left > 0) record.frontier_scheduled = record.frontier_scheduled + 1;
+      OpRecord& predecessor = all[before];
+      const bool was_open = predecessor.successors_unscheduled > 0;
+      add(&predecessor.successors_unscheduled, unscheduled);
+      if (IsPlacedOrLater(predecessor.state))
+        scheduled_frontier += int{predecessor.successors_unscheduled > 0} - int{was_open};
     }
   }
-  if (to == OpState::kDone) {
-    record.ops_done = record.ops_done + 1;
-    for (const uint32_t next : group.successors) all[next].pending = all[next].pending - 1;
+  add(&record.frontier_unscheduled, unscheduled_frontier);
+  add(&record.frontier_scheduled, scheduled_frontier);
+  if (to == OpState::kUnscheduled) {
+    entry.device = kNoDevice;
+    entry.predicted_start_ns = 0;
+  } else if (from == OpState::kIssued && to == OpState::kPlaced) {
+    entry.issue_ns = entry.predicted_start_ns = 0;
+  } else if (to == OpState::kDone) {
+    add(&record.ops_done, 1);
+    for (const uint32_t next : group.successors) add(&all[next].pending, -1);
   }
 }
 

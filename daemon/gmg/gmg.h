@@ -4,12 +4,13 @@
 // Owner: the engine. Threads: its one. Keeps operator states with their legal transitions and both
 // frontiers.
 //
+// Allocates nothing once it is warm.
+//
 // Writing: Write(slot) opens an instance's block (counter odd) at its first change; CloseWrites()
 // at the end of each engine call closes all, so that a reader never sees half an event.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <span>
 #include <vector>
 
@@ -20,13 +21,27 @@
 
 namespace slice::gmg {
 
-bool IsLegal(OpState from, OpState to);
+// Which transitions there are (scheduling rules, section 1): row = from, column = to.
+inline constexpr bool kLegalTransitions[kOpStateCount][kOpStateCount] = {
+    // unscheduled placed issued launched done failed cancelled
+    {0, 1, 0, 0, 0, 0, 1},  // unscheduled
+    {1, 0, 1, 0, 0, 0, 1},  // placed: committed, or re-placed later
+    {0, 1, 0, 1, 0, 1, 1},  // issued: launched, or recalled
+    {0, 0, 0, 0, 1, 1, 1},  // launched: runs to its end
+    {0, 0, 0, 0, 0, 0, 0},  // done
+    {0, 0, 0, 0, 0, 0, 0},  // failed
+    {0, 0, 0, 0, 0, 0, 0},  // cancelled
+};
+inline bool IsLegal(OpState from, OpState to) {
+  return kLegalTransitions[static_cast<size_t>(from)][static_cast<size_t>(to)];
+}
 // Placed, issued, launched or done: what the scheduled frontier is made of.
 inline bool IsPlacedOrLater(OpState state) {
   return state >= OpState::kPlaced && state <= OpState::kDone;
 }
 
-// First-fit allocator of index ranges in a slab. Free ranges merge.
+// First-fit allocator of index ranges in a slab. Free ranges merge. Uses the heap only for more
+// holes than there ever were.
 class RangeAllocator {
  public:
   explicit RangeAllocator(uint32_t count);
@@ -36,7 +51,10 @@ class RangeAllocator {
   uint32_t free_count() const { return free_count_; }
 
  private:
-  std::map<uint32_t, uint32_t> free_;  // begin -> count
+  struct Range {
+    uint32_t begin, count;
+  };
+  std::vector<Range> free_;  // ascending; never two that touch
   uint32_t free_count_ = 0;
 };
 
@@ -77,8 +95,10 @@ class Gmg {
   void RemoveTemplate(uint32_t record);
 
   // ---- instances ----
-  // Allocates op and tensor ranges and fills them: all unscheduled, nothing resident. kNone: a slab
-  // is full.
+  // Whether the records can count a template's groups and uses. Errors: OVERFLOW.
+  static Status Fits(const graph::Template& graph);
+  // Allocates op and tensor ranges and fills them: all unscheduled, nothing resident. kNone, and
+  // nothing changed: a slab is full. CHECKs the template against Fits().
   uint32_t AddInstance(const graph::Template& graph, const graph::BoundSizes& sizes);
   void FreeInstance(uint32_t slot);
   // New attempt: all ops unscheduled, nothing resident.
@@ -88,6 +108,7 @@ class Gmg {
   // Opens the block for writing and returns it.
   InstanceRecord& Write(uint32_t slot);
   OpRecord* ops(uint32_t slot) { return ops_ + instances_[slot].op_begin.load(); }
+  const OpRecord* ops(uint32_t slot) const { return ops_ + instances_[slot].op_begin.load(); }
   TensorRecord* tensors(uint32_t slot) { return tensors_ + instances_[slot].tensor_begin.load(); }
 
   // The one place where an op's state changes. CHECKs that the transition is legal; keeps pending
@@ -103,6 +124,7 @@ class Gmg {
   static void BeginWrite(Shared<uint32_t>* sequence);
   static void EndWrite(Shared<uint32_t>* sequence);
   void FillOps(uint32_t slot, const graph::Template& graph);
+  void FillTensors(uint32_t slot, const graph::Template& graph);
 
   std::span<std::byte> memory_;
   SlabEntry slabs_[kSlabCount];

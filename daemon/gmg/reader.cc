@@ -1,6 +1,9 @@
 #include "daemon/gmg/reader.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "common/checked.h"
 #include "daemon/gmg/json.h"
@@ -8,8 +11,24 @@
 namespace slice::gmg {
 
 namespace {
-constexpr int kRetriesMax = 10'000;  // a writer holds a record open for microseconds
+constexpr int kRetriesMax = 200;
+constexpr int kPausesMax = 128;
+constexpr int kPatience = 16;  // a writer that runs holds a record open for microseconds
+constexpr std::chrono::microseconds kNap{100};  // one that does not run, for a time slice
 constexpr uint32_t kOpsMax = 1u << 20;
+
+// Longer with each try: a reader that asks a busy counter again and again takes its cache line away
+// from the writer each time.
+void BackOff(int tries) {
+  if (tries > kPatience) return std::this_thread::sleep_for(kNap);
+  for (int i = 0; i < std::min(1 << std::min(tries, 10), kPausesMax); ++i) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // an empty turn
+#endif
+  }
+}
 }  // namespace
 
 std::string_view OpStateName(OpState state) {
@@ -56,6 +75,22 @@ std::string_view TransferStateName(TransferState state) {
   return "unknown";
 }
 
+std::string_view AccessKindName(AccessKind kind) {
+  switch (kind) {
+    case AccessKind::kInstance:
+      return "instance";
+    case AccessKind::kCommand:
+      return "command";
+    case AccessKind::kMove:
+      return "move";
+  }
+  return "unknown";
+}
+std::string_view AccessName(const QueueEntryView& entry) {
+  if (entry.kind == AccessKind::kMove) return "move";
+  return entry.resets ? "reset" : entry.write ? "write" : "read";
+}
+
 Result<Reader> Reader::Open(std::span<const std::byte> segment) {
   if (segment.size() < 4096 || reinterpret_cast<uintptr_t>(segment.data()) % 64 != 0) {
     return Error(StatusCode::kBounds, "GMG segment has %zu bytes, its header alone needs 4096",
@@ -96,14 +131,19 @@ const Record* Reader::At(Slab slab, uint32_t index) const {
   return reinterpret_cast<const Record*>(segment_.data() + slabs_[slab].offset) + index;
 }
 uint32_t Reader::Count(Slab slab) const { return slabs_[slab].count; }
+uint32_t Reader::Used(Slab slab) const {
+  return std::min<uint32_t>(header().used[slab], Count(slab));
+}
 
 template <typename Record, typename Copy>
 bool Reader::ReadConsistent(const Record* record, Copy copy) const {
   for (int i = 0; i < kRetriesMax; ++i) {
     const uint32_t before = record->sequence;
-    if (before % 2 != 0) continue;
-    copy();
-    if (record->sequence == before) return true;
+    if (before % 2 == 0) {
+      copy();
+      if (record->sequence == before) return true;
+    }
+    BackOff(i);
   }
   return false;
 }
@@ -163,7 +203,7 @@ std::vector<DomainView> Reader::Domains() const {
 
 std::vector<TenantView> Reader::Tenants() const {
   std::vector<TenantView> views;
-  for (uint32_t i = 0; i < Count(kTenants); ++i) {
+  for (uint32_t i = 0; i < Used(kTenants); ++i) {
     const auto* const r = At<TenantRecord>(kTenants, i);
     TenantView v;
     const bool ok = ReadConsistent(r, [&] {
@@ -188,7 +228,7 @@ std::vector<TenantView> Reader::Tenants() const {
 
 std::vector<TemplateView> Reader::Templates() const {
   std::vector<TemplateView> views;
-  for (uint32_t i = 0; i < Count(kTemplates); ++i) {
+  for (uint32_t i = 0; i < Used(kTemplates); ++i) {
     const auto* const r = At<TemplateRecord>(kTemplates, i);
     TemplateView v;
     const bool ok = ReadConsistent(r, [&] {
@@ -208,7 +248,7 @@ std::vector<TemplateView> Reader::Templates() const {
 
 std::vector<SequenceView> Reader::Sequences() const {
   std::vector<SequenceView> views;
-  for (uint32_t i = 0; i < Count(kSequences); ++i) {
+  for (uint32_t i = 0; i < Used(kSequences); ++i) {
     const auto* const r = At<SequenceRecord>(kSequences, i);
     SequenceView v;
     const bool ok = ReadConsistent(r, [&] {
@@ -230,7 +270,7 @@ std::vector<SequenceView> Reader::Sequences() const {
 
 std::vector<InstanceView> Reader::Instances() const {
   std::vector<InstanceView> views;
-  for (uint32_t i = 0; i < Count(kInstances); ++i) {
+  for (uint32_t i = 0; i < Used(kInstances); ++i) {
     const auto* const r = At<InstanceRecord>(kInstances, i);
     if (r->id == 0) continue;  // a hint only: checked again inside
     InstanceView v;
@@ -264,21 +304,18 @@ std::vector<InstanceView> Reader::Instances() const {
       v.ops.resize(op_count);
       for (uint32_t op = 0; op < op_count; ++op) {
         const auto* const o = At<OpRecord>(kOps, op_begin + op);
-        v.ops[op] = {o->state,
-                     o->device,
-                     o->home_domain,
-                     o->pending,
-                     o->duration_ns,
-                     o->issue_ns,
-                     o->start_ns,
-                     o->finish_ns,
-                     o->predicted_start_ns,
-                     o->predicted_finish_ns};
+        // A placed op's start is a bound, no prediction (segment.h).
+        const bool predicted = o->state >= OpState::kIssued;
+        const int64_t start = predicted ? o->predicted_start_ns.load() : 0;
+        const int64_t duration = o->duration_ns;
+        v.ops[op] = {
+            o->state,    o->device,   o->home_domain, o->pending, duration,
+            o->issue_ns, o->start_ns, o->finish_ns,   start,      predicted ? start + duration : 0};
       }
       v.tensors.resize(tensor_count);
       for (uint32_t t = 0; t < tensor_count; ++t) {
         const auto* const x = At<TensorRecord>(kTensors, tensor_begin + t);
-        v.tensors[t] = {x->bytes, x->residency, x->in_flight, x->consumers_left, x->producer};
+        v.tensors[t] = {x->bytes(), x->residency, x->in_flight, x->consumers_left()};
       }
     });
     if (ok && v.id != 0 && v.state != InstanceState::kFree) views.push_back(std::move(v));
@@ -288,22 +325,39 @@ std::vector<InstanceView> Reader::Instances() const {
 
 std::vector<PieceView> Reader::Pieces() const {
   std::vector<PieceView> views;
-  for (uint32_t i = 0; i < Count(kPieces); ++i) {
+  for (uint32_t i = 0; i < Used(kPieces); ++i) {
     const auto* const r = At<PieceRecord>(kPieces, i);
     if (r->set == 0) continue;
     PieceView v;
     const bool ok = ReadConsistent(r, [&] {
-      v = {r->set,       r->tensor,       r->tenant,  r->domain, r->queue_length,
-           r->lost != 0, r->managed != 0, r->version, r->bytes};
+      v = PieceView{};
+      v.set = r->set;
+      v.tensor = r->tensor;
+      v.tenant = r->tenant;
+      v.domain = r->domain;
+      v.queue_length = r->queue_length;
+      v.lost = r->lost != 0;
+      v.managed = r->managed != 0;
+      v.moving = r->moving != 0;
+      v.version = r->version;
+      v.bytes = r->bytes;
+      uint32_t writes = 0;
+      for (uint32_t e = 0; e < std::min(v.queue_length, kQueueEntriesShown); ++e) {
+        const QueueEntryRecord& q = r->queue[e];
+        const bool write = q.write != 0;
+        v.queue.push_back({static_cast<AccessKind>(q.kind.load()), q.owner, write, q.resets != 0,
+                           q.uses_left, write ? e : writes});
+        writes += write;
+      }
     });
-    if (ok && v.set != 0) views.push_back(v);
+    if (ok && v.set != 0) views.push_back(std::move(v));
   }
   return views;
 }
 
 std::vector<TransferView> Reader::Transfers() const {
   std::vector<TransferView> views;
-  for (uint32_t i = 0; i < Count(kTransfers); ++i) {
+  for (uint32_t i = 0; i < Used(kTransfers); ++i) {
     const auto* const r = At<TransferRecord>(kTransfers, i);
     if (r->id == 0) continue;
     TransferView v;
@@ -466,8 +520,17 @@ std::string Reader::GraphsJson(bool with_ops) const {
         .Field("tensor", p.tensor)
         .Field("tenant", p.tenant)
         .Field("domain", p.domain);
-    json.Field("lost", p.lost).Field("version", p.version).Field("queue_length", p.queue_length);
-    json.Field("bytes", p.bytes).EndObject();
+    json.Field("managed", p.managed).Field("lost", p.lost).Field("moving", p.moving);
+    json.Field("version", p.version).Field("bytes", p.bytes).Field("queue_length", p.queue_length);
+    json.Key("queue").BeginArray();
+    for (const QueueEntryView& e : p.queue) {
+      json.BeginObject()
+          .Field("kind", AccessKindName(e.kind))
+          .Field("id", e.owner)
+          .Field("access", AccessName(e));
+      json.Field("uses_left", e.uses_left).Field("waits_for", e.waits_for).EndObject();
+    }
+    json.EndArray().EndObject();
   }
   json.EndArray().Key("transfers").BeginArray();
   for (const TransferView& t : Transfers()) {

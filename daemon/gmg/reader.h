@@ -1,9 +1,9 @@
 // Reads the GMG segment from a read-only mapping: what slicectl shows. Needs no engine.
 //
-// Threads: any; several readers at once. Blocks: bounded retries against a writer that is changing
-// a record; a record that stays busy is left out (the writer died inside, or the reader was
-// starved). Nothing in the mapping is trusted: every offset and count is checked against the
-// mapping's size, so that a damaged segment gives an error, never a fault.
+// Threads: any; several readers at once. Blocks: bounded retries (tens of milliseconds at most)
+// against a writer that is changing a record; a record that stays busy is left out (the writer died
+// inside, or the reader was starved). Nothing in the mapping is trusted: every offset and count is
+// checked against the mapping's size, so that a damaged segment gives an error, never a fault.
 #pragma once
 
 #include <cstdint>
@@ -56,13 +56,14 @@ struct SequenceView {
 struct OpView {
   OpState state = OpState::kUnscheduled;
   uint32_t device = 0, home_domain = 0, pending = 0;
+  // Predictions: 0 until the op is issued.
   int64_t duration_ns = 0, issue_ns = 0, start_ns = 0, finish_ns = 0, predicted_start_ns = 0,
           predicted_finish_ns = 0;
 };
 struct TensorView {
   int64_t bytes = 0;
   uint64_t residency = 0, in_flight = 0;
-  uint32_t consumers_left = 0, producer = 0;
+  uint32_t consumers_left = 0;
 };
 struct InstanceView {
   uint64_t id = 0;
@@ -76,11 +77,22 @@ struct InstanceView {
   std::vector<OpView> ops;
   std::vector<TensorView> tensors;
 };
+struct QueueEntryView {
+  AccessKind kind = AccessKind::kInstance;
+  uint64_t owner = 0;  // id of the instance, command part or transfer
+  bool write = false, resets = false;
+  uint32_t uses_left = 0;
+  // Entries before it that it waits for; 0: it may go on. A read waits for earlier writes, a write
+  // for all.
+  uint32_t waits_for = 0;
+};
 struct PieceView {
-  uint32_t set = 0, tensor = 0, tenant = 0, domain = 0, queue_length = 0;
-  bool lost = false, managed = false;
+  uint32_t set = 0, tensor = 0, tenant = 0, domain = 0;
+  uint32_t queue_length = 0;  // of the whole queue; `queue` has the first kQueueEntriesShown of it
+  bool lost = false, managed = false, moving = false;
   uint64_t version = 0;
   int64_t bytes = 0;
+  std::vector<QueueEntryView> queue;
 };
 struct TransferView {
   uint64_t id = 0, instance = 0;
@@ -103,9 +115,11 @@ struct DecisionView {
   std::vector<CandidateView> candidates;
 };
 
-std::string_view OpStateName(OpState state);              // "unscheduled"
-std::string_view InstanceStateName(InstanceState state);  // "queued"
-std::string_view TransferStateName(TransferState state);  // "watching"
+std::string_view OpStateName(OpState state);               // "unscheduled"
+std::string_view InstanceStateName(InstanceState state);   // "queued"
+std::string_view TransferStateName(TransferState state);   // "watching"
+std::string_view AccessKindName(AccessKind kind);          // "instance"
+std::string_view AccessName(const QueueEntryView& entry);  // "read", "write", "reset", "move"
 
 class Reader {
  public:
@@ -130,7 +144,7 @@ class Reader {
 
   // `slicectl graphs --json`:
   // {"epoch","pid","policy","devices","domains","tenants","instances":[{...,"ops":[...]}],
-  // "pieces","transfers"}. with_ops: also every op of every instance.
+  // "pieces":[{...,"queue":[...]}],"transfers"}. with_ops: also every op of every instance.
   std::string GraphsJson(bool with_ops) const;
   // `slicectl explain --json`: the last decisions with candidates and scores.
   std::string DecisionsJson(size_t newest_max) const;
@@ -140,6 +154,7 @@ class Reader {
   template <typename Record>
   const Record* At(Slab slab, uint32_t index) const;
   uint32_t Count(Slab slab) const;
+  uint32_t Used(Slab slab) const;  // records that were ever in use; at most Count()
   template <typename Record, typename Copy>
   bool ReadConsistent(const Record* record, Copy copy) const;
   const SegmentHeader& header() const {

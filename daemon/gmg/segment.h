@@ -4,29 +4,41 @@
 // sealed memfd and use reader.h. No pointers, no locks: slabs of fixed records, found through the
 // table in the header.
 //
-//   0      SegmentHeader        magic, layout version and hash, epoch, pid, slab table
-//   4096   DeviceRecord[]       one per device of the config
-//          DomainRecord[]       one per memory domain
-//          TenantRecord[]       free when id == 0
-//          TemplateRecord[]     free when id == 0; its group names are a range of GroupNameRecord[]
-//          GroupNameRecord[]
-//          SequenceRecord[]     free when id == 0
-//          InstanceRecord[]     free when state == kFree; its ops and tensors are ranges of the
-//          next two slabs OpRecord[] TensorRecord[] PieceRecord[]        one per tensor of a
-//          managed or mutable set; free when set == 0 TransferRecord[]     free when id == 0
-//          DecisionRecord[]     ring of the last placement decisions, for `slicectl explain`
+//        0 ┌──────────────────────────────────────────────────────────────────────────────┐
+//          │ SegmentHeader  magic, layout version and hash, epoch, pid, slab table,       │
+//          │                marks of use, policy                                          │
+//     4096 ├──────────────────┬───────────────────────────────────────────────────────────┤
+//          │ DeviceRecord[]   │ one for each device of the config                         │
+//          │ DomainRecord[]   │ one for each memory domain                                │
+//          │ TenantRecord[]   │ free when id == 0                                         │
+//          │ TemplateRecord[] │ free when id == 0 ─────────┐ a range of names             │
+//          │ GroupNameRecord[]│ ◄──────────────────────────┘                              │
+//          │ SequenceRecord[] │ free when id == 0                                         │
+//          │ InstanceRecord[] │ free when state == kFree ──┬──────┐ one range of each     │
+//          │ OpRecord[]       │ ◄──────────────────────────┘      │                       │
+//          │ TensorRecord[]   │ ◄─────────────────────────────────┘                       │
+//          │ PieceRecord[]    │ one for each tensor of a managed or mutable set, with the │
+//          │                  │ head of its access queue; free when set == 0              │
+//          │ TransferRecord[] │ free when id == 0                                         │
+//          │ DecisionRecord[] │ ring of the last decisions, for `slicectl explain`        │
+//          └──────────────────┴───────────────────────────────────────────────────────────┘
 //
 // Consistency: every record but ops, tensors and names begins with a sequence counter, odd while
 // the writer changes the record (seqlock). An instance's counter covers its ops and tensors too; a
 // template's covers its group names. A reader copies, then checks that the counter is even and
-// unchanged, or retries. Fields are stored with release and loaded with acquire (plain moves on
-// x86-64): who sees a new field sees the odd counter that went before it.
+// unchanged, or retries.
+//
+//   writer  counter = 7   fields ...   counter = 8
+//   reader                counter? 7: busy, again         counter? 8   copy   counter? 8: good
+//
+// Fields are stored with release and loaded with acquire (plain moves on x86-64), so no fences are
+// needed: who sees a new field sees the odd counter that went before it, and who read an old field
+// reads the counter after it.
 //
 // What forces a bump of kLayoutVersion: a change of meaning. Changes of place or size change
 // kLayoutHash by themselves.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -38,7 +50,7 @@
 namespace slice::gmg {
 
 inline constexpr uint64_t kMagic = 0x31474d4765636c53;  // "SlceGMG1"
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
 
 // A field written by one thread and read by others.
 template <typename T>
@@ -142,6 +154,9 @@ struct SegmentHeader {
   uint64_t daemon_pid;
   uint64_t segment_bytes;
   SlabEntry slabs[kSlabCount];
+  // Records from here on were never used: a reader stops there. Whole slab for those that are not
+  // handed out record by record.
+  Shared<uint32_t> used[kSlabCount];
   Shared<uint64_t> decision_count;  // ever written; newest at (count - 1) % slab count
   Shared<int64_t> updated_ns;
   Text<32> policy;
@@ -242,29 +257,52 @@ struct InstanceRecord {
   Shared<uint32_t> frontier_scheduled;    // placed or later, with unscheduled successors
   Shared<uint32_t> reserved;
 };
+// Counts of a template's groups fit in 16 bits (graph::Limits::groups_max).
 struct OpRecord {
   Shared<OpState> state;
   Shared<uint8_t> device;  // placement, when placed or later
   Shared<uint8_t> home_domain;
   Shared<uint8_t> reserved;
-  Shared<uint32_t> pending;   // predecessors not done
-  Shared<uint32_t> unplaced;  // predecessors not placed
-  Shared<uint32_t> successors_unscheduled;
+  Shared<uint16_t> pending;   // predecessors not done
+  Shared<uint16_t> unplaced;  // predecessors not placed
+  Shared<uint16_t> successors_unscheduled;
   Shared<int64_t> duration_ns;  // predicted
   Shared<int64_t> issue_ns;
   Shared<int64_t> start_ns;
   Shared<int64_t> finish_ns;
+  // Placed: not issued before it (0: any time). Issued and later: as predicted at its issue, the
+  // finish a duration behind it.
   Shared<int64_t> predicted_start_ns;
-  Shared<int64_t> predicted_finish_ns;
 };
-struct TensorRecord {  // a value that crosses groups
-  Shared<int64_t> bytes;
-  Shared<uint64_t> residency;  // domains with a valid copy
-  Shared<uint64_t> in_flight;  // domains that a transfer brings it to
-  Shared<uint64_t> granted;    // copies paid by a grant, not by the reservation
-  Shared<uint32_t> consumers_left;
-  Shared<uint32_t> producer;  // op
+static_assert(sizeof(OpRecord) == 56);
+// A value that crosses groups. Its producer is the template's to tell.
+struct TensorRecord {
+  static constexpr int64_t kBytesMax = (int64_t{1} << 48) - 1;
+  Shared<uint64_t> size_and_uses;  // bytes << 16 | consumers left
+  Shared<uint64_t> residency;      // domains with a valid copy
+  Shared<uint64_t> in_flight;      // domains that a transfer brings it to
+  Shared<uint64_t> granted;        // copies paid by a grant, not by the reservation
+
+  int64_t bytes() const { return static_cast<int64_t>(size_and_uses >> 16); }
+  uint32_t consumers_left() const { return static_cast<uint32_t>(size_and_uses & 0xffff); }
+  void Set(int64_t bytes, uint32_t consumers) {
+    size_and_uses = static_cast<uint64_t>(bytes) << 16 | consumers;
+  }
+  void set_consumers_left(uint32_t consumers) { Set(bytes(), consumers); }
 };
+static_assert(sizeof(TensorRecord) == 32);
+// An entry of a piece's access queue (access_queue.h). The owner's id is that of an instance, a
+// transfer or a tenant command's part, by kind.
+struct QueueEntryRecord {
+  Shared<uint64_t> owner;
+  Shared<uint8_t> kind;  // AccessKind
+  Shared<uint8_t> write;
+  Shared<uint8_t> resets;
+  Shared<uint8_t> reserved;
+  Shared<uint32_t> uses_left;  // ops of the instance that touch the piece and are not done
+};
+enum class AccessKind : uint8_t { kInstance, kCommand, kMove };
+inline constexpr uint32_t kQueueEntriesShown = 8;
 struct PieceRecord {
   Shared<uint32_t> sequence;
   Shared<uint32_t> set;
@@ -272,11 +310,12 @@ struct PieceRecord {
   Shared<uint32_t> tenant;
   Shared<uint8_t> domain;
   Shared<uint8_t> lost;
-  Shared<uint8_t> reserved;
+  Shared<uint8_t> moving;
   Shared<uint8_t> managed;  // 0: imported mutable, pinned
   Shared<uint32_t> queue_length;
   Shared<uint64_t> version;
   Shared<int64_t> bytes;
+  QueueEntryRecord queue[kQueueEntriesShown];  // the first ones
 };
 struct TransferRecord {
   Shared<uint32_t> sequence;
@@ -331,6 +370,7 @@ struct LayoutField {
 inline constexpr LayoutField kLayoutFields[] = {
     SLICE_GMG_RECORD(SegmentHeader),
     SLICE_GMG_FIELD(SegmentHeader, slabs),
+    SLICE_GMG_FIELD(SegmentHeader, used),
     SLICE_GMG_FIELD(SegmentHeader, decision_count),
     SLICE_GMG_FIELD(SegmentHeader, policy),
     SLICE_GMG_RECORD(DeviceRecord),
@@ -366,13 +406,15 @@ inline constexpr LayoutField kLayoutFields[] = {
     SLICE_GMG_FIELD(OpRecord, state),
     SLICE_GMG_FIELD(OpRecord, device),
     SLICE_GMG_FIELD(OpRecord, duration_ns),
-    SLICE_GMG_FIELD(OpRecord, predicted_finish_ns),
+    SLICE_GMG_FIELD(OpRecord, predicted_start_ns),
     SLICE_GMG_RECORD(TensorRecord),
     SLICE_GMG_FIELD(TensorRecord, residency),
-    SLICE_GMG_FIELD(TensorRecord, producer),
+    SLICE_GMG_RECORD(QueueEntryRecord),
+    SLICE_GMG_FIELD(QueueEntryRecord, uses_left),
     SLICE_GMG_RECORD(PieceRecord),
     SLICE_GMG_FIELD(PieceRecord, domain),
     SLICE_GMG_FIELD(PieceRecord, bytes),
+    SLICE_GMG_FIELD(PieceRecord, queue),
     SLICE_GMG_RECORD(TransferRecord),
     SLICE_GMG_FIELD(TransferRecord, state),
     SLICE_GMG_FIELD(TransferRecord, admitted_ns),

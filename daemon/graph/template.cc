@@ -113,58 +113,33 @@ Status CheckSymbols(const proto::GraphTemplate& program, std::span<const int64_t
 
 Status Template::Bind(std::span<const int64_t> symbols, BoundSizes* out) const {
   SLICE_RETURN_IF_ERROR(CheckSymbols(program_, symbols));
-  // Two passes: the first only checks, so that *out is written on success alone and never allocates
-  // a copy.
-  for (const bool write : {false, true}) {
-    if (write) {
-      out->crossing_bytes.resize(crossing_.size());
-      out->dynamic_bytes.resize(dynamics_.size());
-      out->result_bytes.resize(results_.size());
-      out->workspace_bytes.resize(groups_.size());
-      out->flops.resize(groups_.size());
-      out->bytes.resize(groups_.size());
-    }
-    const auto value_bytes = [&](uint32_t value, std::vector<int64_t>* list,
-                                 size_t index) -> Status {
-      SLICE_ASSIGN_OR_RETURN(const int64_t bytes, ValueBytes(value, symbols));
-      if (write) (*list)[index] = bytes;
-      return Status::Ok();
-    };
-    for (size_t i = 0; i < crossing_.size(); ++i) {
-      SLICE_RETURN_IF_ERROR(value_bytes(crossing_[i].value, &out->crossing_bytes, i));
-    }
-    for (size_t i = 0; i < dynamics_.size(); ++i) {
-      SLICE_RETURN_IF_ERROR(value_bytes(inputs_[dynamics_[i]].value, &out->dynamic_bytes, i));
-    }
-    for (size_t i = 0; i < results_.size(); ++i) {
-      SLICE_RETURN_IF_ERROR(value_bytes(results_[i], &out->result_bytes, i));
-    }
-    const auto number = [&](const char* what, uint32_t group, ExprIndex expr, int64_t value_max,
-                            std::vector<int64_t>* list) -> Status {
-      int64_t value = 0;
-      if (expr != kNoExpr) {
-        Result<int64_t> evaluated = expressions_.Evaluate(expr, symbols);
-        if (!evaluated.ok()) {
-          return Error(StatusCode::kOverflow, "group %u '%s': %s: %s", group,
-                       groups_[group].name.c_str(), what, evaluated.status().text().c_str());
-        }
-        value = *evaluated;
-      }
-      if (value < 0 || value > value_max) {
-        return Error(StatusCode::kOverflow, "group %u '%s': %s is %lld, allowed is 0 to %lld",
-                     group, groups_[group].name.c_str(), what, static_cast<long long>(value),
-                     static_cast<long long>(value_max));
-      }
-      if (write) (*list)[group] = value;
-      return Status::Ok();
-    };
-    for (uint32_t g = 0; g < groups_.size(); ++g) {
-      SLICE_RETURN_IF_ERROR(number("workspace_bytes", g, groups_[g].workspace_bytes,
-                                   limits_.tensor_bytes_max, &out->workspace_bytes));
-      SLICE_RETURN_IF_ERROR(number("flops", g, groups_[g].flops, INT64_MAX, &out->flops));
-      SLICE_RETURN_IF_ERROR(number("bytes", g, groups_[g].bytes, INT64_MAX, &out->bytes));
-    }
+  // *out is written on success alone: results wait here, in memory that every bind of this thread
+  // uses again.
+  static thread_local std::vector<int64_t> slots;
+  slots.clear();
+  for (const uint32_t value : plan_.shapes) {
+    SLICE_ASSIGN_OR_RETURN(const int64_t bytes, ValueBytes(value, symbols));
+    slots.push_back(bytes);
   }
+  for (const BindPlan::Number& number : plan_.numbers) {
+    const auto refuse = [&](const std::string& text) {
+      return Error(StatusCode::kOverflow, "group %u '%s': %s%s", number.group,
+                   groups_[number.group].name.c_str(), number.what, text.c_str());
+    };
+    int64_t value = 0;
+    if (number.expr != kNoExpr) {
+      const Result<int64_t> evaluated = expressions_.Evaluate(number.expr, symbols);
+      if (!evaluated.ok()) return refuse(": " + evaluated.status().text());
+      value = *evaluated;
+    }
+    if (value < 0 || value > number.value_max) {
+      return refuse(" is " + std::to_string(value) + ", allowed is 0 to " +
+                    std::to_string(number.value_max));
+    }
+    slots.push_back(value);
+  }
+  out->plan_ = &plan_;
+  out->slots_.assign(slots.begin(), slots.end());
   return Status::Ok();
 }
 

@@ -112,15 +112,41 @@ struct ValueUse {  // of a value that crosses groups
   std::vector<uint32_t> consumers;  // groups, ascending
 };
 
-// Numbers of one instance: the template with its symbols bound.
-struct BoundSizes {
-  std::vector<int64_t> crossing_bytes;  // by crossing index (Template::crossing())
-  std::vector<int64_t>
-      dynamic_bytes;  // by dynamic position: exact bytes of the storage extent, unrounded
-  std::vector<int64_t> result_bytes;     // by result position
-  std::vector<int64_t> workspace_bytes;  // by group
-  std::vector<int64_t> flops;            // by group
-  std::vector<int64_t> bytes;            // by group
+// What a bind evaluates: each distinct shape and number once, however many values and groups share
+// it (the layers of a model are alike). Part of its template.
+struct BindPlan {
+  struct Number {
+    const char* what;
+    uint32_t group;  // the first that asks for it
+    ExprIndex expr;
+    int64_t value_max;
+  };
+  std::vector<uint32_t> shapes;  // a value of each distinct shape, in the order of first use
+  std::vector<Number> numbers;   // their values follow those of the shapes in BoundSizes
+  std::vector<uint32_t> crossing, dynamic, result;      // slot of the bytes, by index
+  std::vector<uint32_t> workspace_bytes, flops, bytes;  // slot of the number, by group
+};
+
+// Numbers of one instance: the template with its symbols bound. Empty until a bind succeeds; must
+// not outlive the template.
+class BoundSizes {
+ public:
+  // Exact bytes of storage extents, unrounded: by crossing index, dynamic and result position.
+  int64_t crossing_bytes(size_t crossing) const { return slots_[plan_->crossing[crossing]]; }
+  int64_t dynamic_bytes(size_t dynamic) const { return slots_[plan_->dynamic[dynamic]]; }
+  int64_t result_bytes(size_t result) const { return slots_[plan_->result[result]]; }
+  size_t dynamic_count() const { return plan_->dynamic.size(); }
+  size_t result_count() const { return plan_->result.size(); }
+
+  // By group.
+  int64_t workspace_bytes(size_t group) const { return slots_[plan_->workspace_bytes[group]]; }
+  int64_t flops(size_t group) const { return slots_[plan_->flops[group]]; }
+  int64_t bytes(size_t group) const { return slots_[plan_->bytes[group]]; }
+
+ private:
+  friend class Template;
+  const BindPlan* plan_ = nullptr;
+  std::vector<int64_t> slots_;  // one for each distinct shape and number
 };
 
 class Template {
@@ -152,8 +178,9 @@ class Template {
   uint32_t symbol_count() const { return static_cast<uint32_t>(program_.symbols_size()); }
   const ExprTable& expressions() const { return expressions_; }
 
-  // Evaluates every size. Errors: OVERFLOW (a symbol outside its range, arithmetic, a size below 0
-  // or above limits). *out is reused (no allocation once warm). Written only on success.
+  // Evaluates every size. Errors: OVERFLOW (a count of symbols that is not the template's, a symbol
+  // outside its range, arithmetic, a size below 0 or above limits). *out is reused (no allocation
+  // once warm). Written only on success.
   Status Bind(std::span<const int64_t> symbols, BoundSizes* out) const;
   // Bytes of a value's storage extent: item_bytes * (1 + sum (size-1)*stride + offset), 0 if any
   // size is 0.
@@ -173,6 +200,7 @@ class Template {
   std::vector<Group> groups_;
   std::vector<ValueUse> crossing_;
   std::vector<uint32_t> crossing_of_value_;
+  BindPlan plan_;
 };
 
 // 64-bit FNV-1a. Not collision-resistant against an attacker: compare the bytes before sharing by

@@ -9,7 +9,7 @@ constexpr auto kI = AccessEntry::Kind::kInstance;
 constexpr auto kC = AccessEntry::Kind::kCommand;
 constexpr auto kM = AccessEntry::Kind::kMove;
 
-AccessEntry Entry(AccessEntry::Kind kind, uint64_t owner, bool write, uint32_t uses = 1) {
+AccessEntry Entry(AccessEntry::Kind kind, uint32_t owner, bool write, uint16_t uses = 1) {
   AccessEntry entry;
   entry.kind = kind;
   entry.write = write;

@@ -70,10 +70,12 @@ TEST(Happy_Template, BindGivesBytes) {
   BoundSizes sizes;
   const int64_t symbols[] = {3};
   ASSERT_TRUE((*parsed)->Bind(symbols, &sizes).ok());
-  EXPECT_EQ(sizes.dynamic_bytes, std::vector<int64_t>{3 * 4 * 4});
-  EXPECT_EQ(sizes.result_bytes, std::vector<int64_t>{3 * 4 * 4});
-  EXPECT_EQ(sizes.crossing_bytes, (std::vector<int64_t>{48, 48}));
-  EXPECT_EQ(sizes.workspace_bytes, (std::vector<int64_t>{0, 0, 0}));
+  ASSERT_EQ(sizes.dynamic_count(), 1u);
+  EXPECT_EQ(sizes.dynamic_bytes(0), 3 * 4 * 4);
+  ASSERT_EQ(sizes.result_count(), 1u);
+  EXPECT_EQ(sizes.result_bytes(0), 3 * 4 * 4);
+  for (uint32_t c = 0; c < 2; ++c) EXPECT_EQ(sizes.crossing_bytes(c), 48);
+  for (uint32_t g = 0; g < 3; ++g) EXPECT_EQ(sizes.workspace_bytes(g), 0);
 }
 
 TEST(Happy_Template, GoldenTemplatesParse) {
@@ -139,14 +141,15 @@ TEST(Edge_Template, SymbolRangeIsInclusive) {
   BoundSizes sizes;
   for (const int64_t good : {1, 8})
     EXPECT_TRUE((*parsed)->Bind(std::vector<int64_t>{good}, &sizes).ok());
-  sizes.dynamic_bytes = {77};
+  ASSERT_EQ(sizes.dynamic_bytes(0), 8 * 4 * 4);
   for (const int64_t bad : {int64_t{0}, int64_t{9}, INT64_MIN}) {
     const Status status = (*parsed)->Bind(std::vector<int64_t>{bad}, &sizes);
     EXPECT_EQ(status.code(), StatusCode::kOverflow);
     EXPECT_NE(status.text().find("'n'"), std::string::npos);
   }
   EXPECT_EQ((*parsed)->Bind(std::vector<int64_t>{}, &sizes).code(), StatusCode::kOverflow);
-  EXPECT_EQ(sizes.dynamic_bytes, std::vector<int64_t>{77});  // written on success only
+  EXPECT_EQ((*parsed)->Bind(std::vector<int64_t>{1, 1}, &sizes).code(), StatusCode::kOverflow);
+  EXPECT_EQ(sizes.dynamic_bytes(0), 8 * 4 * 4) << "written on success only";
 }
 
 TEST(Edge_Template, EmptyTensorHasNoBytes) {

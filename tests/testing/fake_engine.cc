@@ -201,15 +201,16 @@ void FakeEngine::StartInstance(uint64_t instance, uint32_t binding, const graph:
   graph::BoundSizes sizes;
   SLICE_CHECK(source.Bind(symbols, &sizes).ok(), "symbols of the test");
   uint64_t offset = 0;
-  const auto slots = [&](const std::vector<int64_t>& bytes, std::vector<wire::ArenaRange>* out) {
-    out->clear();
-    for (const int64_t size : bytes) {
-      out->push_back({offset, static_cast<uint64_t>(size)});
-      offset = RoundUp(offset + static_cast<uint64_t>(size), 64);
-    }
+  const auto slot = [&](int64_t bytes) {
+    const wire::ArenaRange range{offset, static_cast<uint64_t>(bytes)};
+    offset = RoundUp(offset + range.bytes, 64);
+    return range;
   };
-  slots(sizes.dynamic_bytes, &inputs_);
-  slots(sizes.result_bytes, &outputs_);
+  inputs_.clear();
+  outputs_.clear();
+  for (size_t i = 0; i < sizes.dynamic_count(); ++i)
+    inputs_.push_back(slot(sizes.dynamic_bytes(i)));
+  for (size_t i = 0; i < sizes.result_count(); ++i) outputs_.push_back(slot(sizes.result_bytes(i)));
   std::vector<std::byte> payload;
   const auto append = [&](const void* bytes, size_t size) {
     const auto* at = static_cast<const std::byte*>(bytes);

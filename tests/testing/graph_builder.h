@@ -141,6 +141,71 @@ inline std::shared_ptr<const graph::Template> Llama(int layers, DurationNs layer
   return graph.Build();
 }
 
+// A decoder at layer grain as the front end captures it, with sizes that depend on the number of
+// tokens: embedding (which also makes the rotary tables and the mask that every layer reads),
+// `layers` layers that each write their K and V pieces, head. Symbol 0: tokens. Statics: w, then
+// k0, v0, k1, v1, ...
+inline std::shared_ptr<const graph::Template> SymbolicLlama(int layers, int64_t hidden_size,
+                                                            int64_t piece_bytes,
+                                                            const std::string& name = "llama") {
+  TemplateBuilder builder;
+  builder.program.mutable_metadata()->set_model(name);
+  builder.AddSymbol("tokens", 1, 4096);
+  const auto tokens = TemplateBuilder::Symbol(0);
+  const auto constant = [](int64_t value) { return TemplateBuilder::Constant(value); };
+  const auto times = [&](int64_t factor) {
+    proto::Expr expr;
+    expr.mutable_call()->set_kind(proto::Expr::MUL);
+    *expr.mutable_call()->add_args() = constant(factor);
+    *expr.mutable_call()->add_args() = tokens;
+    return expr;
+  };
+  const auto value = [&](std::vector<proto::Expr> sizes, proto::DType dtype = proto::BFLOAT16) {
+    return builder.Value(sizes, dtype);
+  };
+  const uint32_t ids = value({constant(1), tokens}, proto::INT64);
+  builder.Input("ids", proto::Input::DYNAMIC, ids);
+  builder.Input("w", proto::Input::STATIC_CONSTANT, value({constant(1024)}));
+  for (int i = 0; i < layers; ++i) {
+    for (const char* const kind : {"k", "v"}) {
+      builder.Input(kind + std::to_string(i), proto::Input::MANAGED,
+                    value({constant(piece_bytes / 2)}), true);
+    }
+  }
+  const auto cost = [&](proto::Group* group, int64_t flops) {
+    *group->mutable_flops() = times(flops);
+    *group->mutable_bytes() = times(flops / 1024);
+    *group->mutable_workspace_bytes() = times(8 * hidden_size);
+  };
+  uint32_t hidden = value({constant(1), tokens, constant(hidden_size)});
+  const uint32_t cosine = value({constant(1), tokens, constant(128)});
+  const uint32_t sine = value({constant(1), tokens, constant(128)});
+  const uint32_t mask = value({constant(1), constant(1), tokens, constant(512)});
+  builder.Node("aten::embedding", {{"indices", ids}}, {hidden});
+  builder.Node("aten::cos", {{"self", hidden}}, {cosine});
+  builder.Node("aten::sin", {{"self", hidden}}, {sine});
+  builder.Node("aten::tril", {{"self", hidden}}, {mask});
+  cost(builder.Group("embed", {1}), hidden_size);
+  for (uint32_t i = 0; i < static_cast<uint32_t>(layers); ++i) {
+    const uint32_t out = value({constant(1), tokens, constant(hidden_size)});
+    builder.Node("aten::decoder",
+                 {{"self", hidden}, {"cos", cosine}, {"sin", sine}, {"mask", mask}}, {out});
+    proto::Group* const group = builder.Group("layer" + std::to_string(i),
+                                              {1, 2 + 2 * i, 3 + 2 * i}, {2 + 2 * i, 3 + 2 * i});
+    group->set_signature(77);
+    cost(group, 24 * hidden_size * hidden_size);
+    hidden = out;
+  }
+  const uint32_t logits = value({constant(1), tokens, constant(32'000)});
+  builder.Node("aten::linear", {{"input", hidden}}, {logits});
+  cost(builder.Group("head", {1}), 2 * 32'000 * hidden_size);
+  builder.Output(logits);
+  Result<std::shared_ptr<const graph::Template>> parsed =
+      graph::Template::Parse(builder.Serialize());
+  SLICE_CHECK(parsed.ok(), parsed.status().ToString().c_str());
+  return *parsed;
+}
+
 // A random DAG: each op reads up to three earlier values.
 inline std::shared_ptr<const graph::Template> RandomDag(std::mt19937_64* random, int ops,
                                                         int64_t bytes_max, DurationNs duration_max,

@@ -236,8 +236,8 @@ uint64_t Simulation::Submit(const Service& service, uint64_t sequence, TimeNs de
     next_offset_ += (static_cast<uint64_t>(bytes) + 63) / 64 * 64;
     return range;
   };
-  for (const int64_t bytes : sizes.dynamic_bytes) inputs.push_back(slot(bytes));
-  for (const int64_t bytes : sizes.result_bytes) outputs.push_back(slot(bytes));
+  for (size_t i = 0; i < sizes.dynamic_count(); ++i) inputs.push_back(slot(sizes.dynamic_bytes(i)));
+  for (size_t i = 0; i < sizes.result_count(); ++i) outputs.push_back(slot(sizes.result_bytes(i)));
   engine::Submit submit;
   submit.tenant = service.tenant;
   submit.cookie = next_cookie_++;

@@ -266,21 +266,21 @@ void VirtualExecutor::RunDevice(DeviceIndex index) {
   for (const uint32_t d : group.dynamic_in) {
     if ((instance->dynamics[d] >> domain & 1) != 0) continue;
     instance->dynamics[d] |= uint64_t{1} << domain;
-    Use(domain, Rounded(instance->sizes.dynamic_bytes[d]));
+    Use(domain, Rounded(instance->sizes.dynamic_bytes(d)));
   }
   for (const uint32_t value : group.values_out)
     Use(domain,
-        Rounded(instance->sizes.crossing_bytes[instance->binding->graph->crossing_index(value)]));
-  int64_t scratch = instance->sizes.workspace_bytes[key.op];
+        Rounded(instance->sizes.crossing_bytes(instance->binding->graph->crossing_index(value))));
+  int64_t scratch = instance->sizes.workspace_bytes(key.op);
   for (const uint32_t result : group.results) {
     if (instance->binding->graph->crossing_index(instance->binding->graph->results()[result]) ==
         graph::kNoIndex) {
-      scratch += Rounded(instance->sizes.result_bytes[result]);
+      scratch += Rounded(instance->sizes.result_bytes(result));
     }
   }
   Use(domain, scratch);
   CheckPieces(*instance, key.op, domain, true);
-  DurationNs planned = std::max<DurationNs>(instance->sizes.flops[key.op] / 20, 1);
+  DurationNs planned = std::max<DurationNs>(instance->sizes.flops(key.op) / 20, 1);
   double factor = options_.scale;
   const auto uniform = [this] { return static_cast<double>(random_() >> 11) / 9007199254740992.0; };
   if (options_.noise > 0) factor *= 1 + options_.noise * (2 * uniform() - 1);
@@ -348,7 +348,7 @@ void VirtualExecutor::FinishOp(InstanceKey key, uint32_t op, DeviceIndex index, 
     fate = SLICE_ERR_OP_FAILED;
   if (fate >= 0) {
     for (const uint32_t value : group.values_out)
-      Use(domain, -Rounded(instance->sizes.crossing_bytes[graph.crossing_index(value)]));
+      Use(domain, -Rounded(instance->sizes.crossing_bytes(graph.crossing_index(value))));
     instance->failed = true;
     for (Device& other : devices_) other.queue.RemoveInstance(key.first, key.second);
     wire::Failed failed{};
@@ -382,7 +382,7 @@ void VirtualExecutor::FinishOp(InstanceKey key, uint32_t op, DeviceIndex index, 
 }
 
 void VirtualExecutor::FreeDead(Instance* instance) {
-  for (size_t v = 0; v < instance->values.size(); ++v) {
+  for (uint32_t v = 0; v < instance->values.size(); ++v) {
     bool in_use = instance->left[v] > 0;
     for (const auto& [id, transfer] : transfers_) {
       in_use |= transfer.running && transfer.watch.instance == instance->start.instance &&
@@ -392,7 +392,7 @@ void VirtualExecutor::FreeDead(Instance* instance) {
     if (in_use) continue;
     for (uint64_t mask = instance->values[v]; mask != 0; mask &= mask - 1) {
       Use(static_cast<DomainIndex>(__builtin_ctzll(mask)),
-          -Rounded(instance->sizes.crossing_bytes[v]));
+          -Rounded(instance->sizes.crossing_bytes(v)));
     }
     instance->values[v] = 0;
   }
@@ -400,7 +400,7 @@ void VirtualExecutor::FreeDead(Instance* instance) {
     if (instance->dynamics_left[d] > 0) continue;
     for (uint64_t mask = instance->dynamics[d]; mask != 0; mask &= mask - 1) {
       Use(static_cast<DomainIndex>(__builtin_ctzll(mask)),
-          -Rounded(instance->sizes.dynamic_bytes[d]));
+          -Rounded(instance->sizes.dynamic_bytes(d)));
     }
     instance->dynamics[d] = 0;
   }
@@ -486,8 +486,8 @@ void VirtualExecutor::OnWatch(const wire::Watch& watch) {
       transfers_[watch.transfer] = transfer;
       return FinishTransfer(watch.transfer, StatusCode::kCancelled);
     }
-    const size_t crossing = instance->binding->graph->crossing_index(watch.value);
-    transfer.bytes = instance->sizes.crossing_bytes[crossing];
+    const uint32_t crossing = instance->binding->graph->crossing_index(watch.value);
+    transfer.bytes = instance->sizes.crossing_bytes(crossing);
     transfer.intent = (instance->values[crossing] >> watch.source_domain & 1) != 0;
   } else {
     const SetState& set = sets_[watch.set];

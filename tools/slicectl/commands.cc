@@ -151,6 +151,35 @@ Result<std::string> Tenants(const Context& context) {
   return table.size() == 0 ? std::string("no sessions\n") : table.Render();
 }
 
+namespace {
+// Who waits for whom at each piece that somebody uses: the entries of its access queue in order.
+std::string QueueTable(const std::vector<gmg::PieceView>& pieces) {
+  Table queues({"SET>", "TENSOR>", "DOMAIN>", "VERSION>", "PLACE>", "ENTRY", "ID>", "ACCESS",
+                "USES LEFT>", "WAITS FOR>"});
+  for (const gmg::PieceView& piece : pieces) {
+    const std::string state = piece.lost ? " lost" : piece.moving ? " moving" : "";
+    const auto row = [&](const std::string& place, const std::vector<std::string>& entry) {
+      std::vector<std::string> cells{std::to_string(piece.set), std::to_string(piece.tensor),
+                                     std::to_string(piece.domain),
+                                     std::to_string(piece.version) + state, place};
+      cells.insert(cells.end(), entry.begin(), entry.end());
+      queues.Add(cells);
+    };
+    for (size_t e = 0; e < piece.queue.size(); ++e) {
+      const gmg::QueueEntryView& entry = piece.queue[e];
+      row(std::to_string(e + 1),
+          {std::string(gmg::AccessKindName(entry.kind)), std::to_string(entry.owner),
+           std::string(gmg::AccessName(entry)), std::to_string(entry.uses_left),
+           entry.waits_for == 0 ? "-" : std::to_string(entry.waits_for) + " before"});
+    }
+    const size_t hidden = piece.queue_length - piece.queue.size();
+    if (hidden > 0) row("...", {std::to_string(hidden) + " more", "", "", "", ""});
+    if (piece.queue.empty() && (piece.lost || piece.moving)) row("-", {"-", "-", "-", "-", "-"});
+  }
+  return queues.size() == 0 ? "" : "\n" + queues.Render();
+}
+}  // namespace
+
 Result<std::string> Graphs(const Context& context, bool with_ops) {
   SLICE_ASSIGN_OR_RETURN(const GmgAccess access, GmgAccess::Open(context.socket_path));
   const gmg::Reader& reader = access.reader();
@@ -200,7 +229,7 @@ Result<std::string> Graphs(const Context& context, bool with_ops) {
                      std::to_string(reader.Transfers().size()) + " transfers\n";
   text += instances.size() == 0 ? "no instances\n" : "\n" + instances.Render();
   if (ops.size() != 0) text += "\n" + ops.Render();
-  return text;
+  return text + QueueTable(reader.Pieces());
 }
 
 Result<std::string> Explain(const Context& context, size_t newest_max) {
