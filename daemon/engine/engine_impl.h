@@ -170,6 +170,7 @@ class EngineImpl final : public Engine {
   bool InOrder(const Instance& instance, uint32_t op, DeviceIndex device);
   int64_t ScratchBytes(const Instance& instance, uint32_t op) const;
   int64_t OutputBytes(const Instance& instance, uint32_t op) const;
+  bool IsMissing(const Instance& instance, uint32_t crossing, DomainIndex domain) const;
   int64_t MissingInputBytes(const Instance& instance, uint32_t op, DomainIndex domain);
   bool TakeGrant(Instance* instance, uint32_t op, DeviceIndex device);
   void ReleaseOutputs(Instance* instance, uint32_t op);

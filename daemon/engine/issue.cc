@@ -210,11 +210,7 @@ EngineImpl::Ready EngineImpl::Prepare(Instance* instance, uint32_t op, DeviceSta
     if (home && local_pending && !InOrder(*instance, op, device->index)) return Ready::kNo;
     missing_.clear();
     for (const uint32_t crossing : instance->binding->graph->groups[op].in) {
-      const gmg::TensorRecord& value = Value(*instance, crossing);
-      const uint32_t maker = instance->graph->crossing()[crossing].producer;
-      const DeviceIndex producer = Op(*instance, maker).device;
-      if (((value.residency | value.in_flight) & bit) == 0 && DomainOf(producer) != domain)
-        missing_.push_back(crossing);
+      if (IsMissing(*instance, crossing, domain)) missing_.push_back(crossing);
     }
     if (!TakeGrant(instance, op, device->index)) return home ? Ready::kNo : elsewhere();
     extra.prepared = true;

@@ -26,15 +26,18 @@ int64_t EngineImpl::OutputBytes(const Instance& instance, uint32_t op) const {
   return bytes;
 }
 
-// Copies of inputs that are neither in `domain` nor on their way to it.
+// Whether the value is neither in `domain`, nor on its way to it, nor made there.
+bool EngineImpl::IsMissing(const Instance& instance, uint32_t crossing, DomainIndex domain) const {
+  const gmg::TensorRecord& value = gmg_.tensors(instance.slot)[crossing];
+  if (((value.residency | value.in_flight) >> domain & 1) != 0) return false;
+  const DeviceIndex maker = Op(instance, instance.graph->crossing()[crossing].producer).device;
+  return maker == kNoDevice || DomainOf(maker) != domain;
+}
+
 int64_t EngineImpl::MissingInputBytes(const Instance& instance, uint32_t op, DomainIndex domain) {
   int64_t bytes = 0;
   for (const uint32_t crossing : instance.binding->graph->groups[op].in) {
-    const gmg::TensorRecord& value = Value(instance, crossing);
-    if (((value.residency | value.in_flight) >> domain & 1) != 0) continue;
-    const gmg::OpRecord& producer = Op(instance, instance.graph->crossing()[crossing].producer);
-    const bool made_there = producer.device != kNoDevice && DomainOf(producer.device) == domain;
-    if (!made_there) bytes += Charged(value.bytes());
+    if (IsMissing(instance, crossing, domain)) bytes += Charged(Value(instance, crossing).bytes());
   }
   for (const uint32_t dynamic : instance.graph->groups()[op].dynamic_in) {
     if ((instance.dynamics[dynamic].present >> domain & 1) == 0)
@@ -90,17 +93,23 @@ void EngineImpl::ComputePeaks(const Instance& instance, std::vector<int64_t>* pe
 }
 
 // Whether `op` runs in template order at home, so that its memory is inside the reservation: every
-// earlier op is done, or goes before it on the same device with all its inputs there.
+// earlier op is done, or goes before it on the same device with all its inputs there. An op behind
+// another takes its memory when it is launched; a copy would take it now, while the op before still
+// holds what is dead by then.
 bool EngineImpl::InOrder(const Instance& instance, uint32_t op, DeviceIndex device) {
   if (Op(instance, op).home_domain != DomainOf(device)) return false;
   const gmg::OpRecord* const ops = gmg_.ops(instance.slot);
+  const std::vector<uint32_t>& in = instance.binding->graph->groups[op].in;
+  const bool copies = std::any_of(in.begin(), in.end(), [&](uint32_t crossing) {
+    return IsMissing(instance, crossing, DomainOf(device));
+  });
   for (uint32_t before = instance.first_unfinished; before < op; ++before) {
     const OpState state = ops[before].state;
     if (state == OpState::kDone) continue;
     const bool ahead = (state == OpState::kIssued || state == OpState::kLaunched) &&
                        ops[before].device == device && instance.ops[before].settled &&
                        !instance.ops[before].recall_sent;
-    if (!ahead) return false;
+    if (!ahead || copies) return false;
   }
   return true;
 }
@@ -130,10 +139,8 @@ bool EngineImpl::TakeGrant(Instance* instance, uint32_t op, DeviceIndex device) 
   const TemplateEntry::GroupPlan& plan = instance->binding->graph->groups[op];
   gmg_.Write(instance->slot);
   for (const uint32_t crossing : plan.in) {
+    if (!IsMissing(*instance, crossing, domain)) continue;
     gmg::TensorRecord& value = Value(*instance, crossing);
-    if (((value.residency | value.in_flight) & bit) != 0) continue;
-    const gmg::OpRecord& producer = Op(*instance, instance->graph->crossing()[crossing].producer);
-    if (producer.device != kNoDevice && DomainOf(producer.device) == domain) continue;
     value.in_flight = value.in_flight | bit;
     if (!reserved) value.granted = value.granted | bit;
   }

@@ -109,6 +109,9 @@ class Gmg {
   InstanceRecord& Write(uint32_t slot);
   OpRecord* ops(uint32_t slot) { return ops_ + instances_[slot].op_begin.load(); }
   const OpRecord* ops(uint32_t slot) const { return ops_ + instances_[slot].op_begin.load(); }
+  const TensorRecord* tensors(uint32_t slot) const {
+    return tensors_ + instances_[slot].tensor_begin.load();
+  }
   TensorRecord* tensors(uint32_t slot) { return tensors_ + instances_[slot].tensor_begin.load(); }
 
   // The one place where an op's state changes. CHECKs that the transition is legal; keeps pending
