@@ -6,16 +6,6 @@
 #include "daemon/sched/policies.h"
 
 namespace slice::sched {
-namespace {
-
-void PlaceAll(std::span<const sim::OpIndex> batch, DeviceIndex device,
-              std::vector<sim::Placement>* placements) {
-  placements->clear();
-  for (const sim::OpIndex op : batch) placements->push_back({op, device, 0});
-}
-
-}  // namespace
-
 Decision FifoPolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
                             DeviceIndex home) {
   const BatchDevices allowed = DevicesFor(snapshot, batch);
@@ -40,11 +30,11 @@ Decision FifoPolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::
   decision.placed = true;
   decision.device = std::get<3>(best);
   decision.op_count = allowed.op_count;
-  PlaceAll(batch, decision.device, &placements_);
-  simulator_->Run(snapshot, placements_, sim::Rules{RespectsSlices(), ClassesOrderQueues()},
-                  &timeline_);
+  simulator_->Prepare(snapshot, batch, sim::Rules{RespectsSlices(), ClassesOrderQueues()});
+  candidates_.assign(1, {decision.device, 0});
+  simulator_->Evaluate(candidates_, nullptr, &outcomes_);
   decision.predicted_finish =
-      BatchFinish(snapshot, batch, timeline_, snapshot.now + simulator_->options().horizon);
+      BatchFinish(outcomes_[0], snapshot.now + simulator_->options().horizon);
   for (CandidateScore& score : decision.candidates) {
     if (score.device == decision.device) score.batch_finish = decision.predicted_finish;
   }
@@ -56,19 +46,20 @@ Decision PriorityPolicy::Decide(const sim::Snapshot& snapshot, std::span<const s
   const BatchDevices allowed = DevicesFor(snapshot, batch);
   if (allowed.op_count == 0) return Nowhere(snapshot);
   batch = batch.first(allowed.op_count);
+  candidates_.clear();
+  for (uint64_t left = allowed.devices; left != 0; left &= left - 1)
+    candidates_.push_back({static_cast<DeviceIndex>(std::countr_zero(left)), 0});
+  simulator_->Prepare(snapshot, batch, sim::Rules{RespectsSlices(), ClassesOrderQueues()});
+  simulator_->Evaluate(candidates_, nullptr, &outcomes_);
   auto best = std::make_tuple(true, kNever, false, DeviceIndex{0});
   Decision decision;
-  for (uint64_t left = allowed.devices; left != 0; left &= left - 1) {
-    const auto device = static_cast<DeviceIndex>(std::countr_zero(left));
-    PlaceAll(batch, device, &placements_);
-    simulator_->Run(snapshot, placements_, sim::Rules{RespectsSlices(), ClassesOrderQueues()},
-                    &timeline_);
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    const DeviceIndex device = candidates_[i].device;
     CandidateScore score;
     score.device = device;
-    score.feasible = timeline_.memory_feasible;
-    score.bytes_moved = timeline_.bytes_moved;
-    score.batch_finish =
-        BatchFinish(snapshot, batch, timeline_, snapshot.now + simulator_->options().horizon);
+    score.feasible = outcomes_[i].feasible();
+    score.bytes_moved = outcomes_[i].bytes_moved;
+    score.batch_finish = BatchFinish(outcomes_[i], snapshot.now + simulator_->options().horizon);
     best = std::min(best,
                     std::make_tuple(!score.feasible, score.batch_finish, device != home, device));
     decision.candidates.push_back(score);

@@ -1,11 +1,11 @@
 // The policies behind MakePolicy, and what they share. Only this folder includes it.
 #pragma once
 
-#include <array>
 #include <utility>
 #include <vector>
 
 #include "daemon/sched/policy.h"
+#include "daemon/sched/score.h"
 
 namespace slice::sched {
 
@@ -24,10 +24,6 @@ BatchDevices DevicesFor(const sim::Snapshot& snapshot, std::span<const sim::OpIn
 // that moves for good.
 int64_t BytesToMove(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
                     DeviceIndex device, int64_t* managed_bytes);
-
-// Finish of the batch in the timeline; past the horizon, the horizon plus what is left of it.
-TimeNs BatchFinish(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
-                   const sim::Timeline& timeline, TimeNs horizon_end);
 
 // Work that is placed on each device and not finished, in ns from now.
 void QueuedWork(const sim::Snapshot& snapshot, std::vector<DurationNs>* by_device);
@@ -52,20 +48,18 @@ class SlicePolicy : public Policy {
   bool ClassesOrderQueues() const override { return true; }
 
  private:
-  struct Outcome {  // of one simulated candidate, before bucketing
+  struct Outcome {  // of one candidate
     CandidateScore score;
-    int64_t lateness = 0;         // ns, summed over online sequences
-    int64_t online_finish = 0;    // ns from now, summed over online instances
-    DurationNs finish_after = 0;  // of the batch, from now, with the price of moving
+    Measure measure;
     TimeNs retry_at = kNever;
   };
   uint64_t Prune(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
                  uint64_t devices, DeviceIndex home) const;
-  Outcome Simulate(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
-                   DeviceIndex device, TimeNs earliest);
+  void Candidates(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                  uint64_t devices, DeviceIndex home);
+  Outcome OutcomeOf(size_t candidate) const;
   TimeNs SliceOpening(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
                       uint64_t devices);
-  void CountSequences(const sim::Snapshot& snapshot);
   void Bucket(const sim::Snapshot& snapshot);
   static bool Better(const CandidateScore& a, const CandidateScore& b, DeviceIndex home);
 
@@ -73,13 +67,14 @@ class SlicePolicy : public Policy {
   bool admits_offline_;
   sim::Simulator* simulator_;
   // Scratch, kept between calls.
-  sim::Timeline timeline_;
-  std::vector<sim::Placement> placements_;
+  Scorer scorer_;
+  std::vector<sim::Candidate> candidates_;
+  std::vector<uint8_t> moves_;  // by candidate: managed tensors, for good
+  std::vector<sim::Outcome> simulated_;
   std::vector<Outcome> outcomes_;
   std::vector<DurationNs> queued_;
+  sim::Timeline timeline_;
   std::vector<std::pair<TimeNs, TimeNs>> busy_;
-  std::vector<DeviceIndex> last_device_;             // by instance
-  std::array<int32_t, kDevicesMax> sequences_on_{};  // by device
 };
 
 // Baselines that take one look: `fifo` (earliest-free device, arrival order across classes) and
@@ -97,8 +92,8 @@ class FifoPolicy : public Policy {
 
  private:
   sim::Simulator* simulator_;
-  sim::Timeline timeline_;
-  std::vector<sim::Placement> placements_;
+  std::vector<sim::Candidate> candidates_;
+  std::vector<sim::Outcome> outcomes_;
   std::vector<DurationNs> queued_;
 };
 
@@ -115,8 +110,8 @@ class PriorityPolicy : public Policy {
 
  private:
   sim::Simulator* simulator_;
-  sim::Timeline timeline_;
-  std::vector<sim::Placement> placements_;
+  std::vector<sim::Candidate> candidates_;
+  std::vector<sim::Outcome> outcomes_;
 };
 
 }  // namespace slice::sched

@@ -55,20 +55,6 @@ int64_t BytesToMove(const sim::Snapshot& snapshot, std::span<const sim::OpIndex>
   return bytes;
 }
 
-TimeNs BatchFinish(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
-                   const sim::Timeline& timeline, TimeNs horizon_end) {
-  TimeNs finish = 0;
-  DurationNs left = 0;
-  for (const sim::OpIndex op : batch) {
-    if (timeline.finish[op] == kNever) {
-      left += snapshot.ops[op].duration;
-    } else {
-      finish = std::max(finish, timeline.finish[op]);
-    }
-  }
-  return left > 0 ? std::max(finish, horizon_end) + left : finish;
-}
-
 void QueuedWork(const sim::Snapshot& snapshot, std::vector<DurationNs>* by_device) {
   by_device->assign(snapshot.devices.size(), 0);
   for (size_t i = 0; i < snapshot.devices.size(); ++i) {

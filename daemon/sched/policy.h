@@ -41,6 +41,7 @@ struct CandidateScore {  // what slicectl explain shows; levels compared in orde
                          // section 5)
   bool defer = false;
   DeviceIndex device = kNoDevice;
+  bool beaten = false;  // not simulated to its end: what follows is the least that it would be
   bool feasible = true;
   int64_t lateness_bucket = 0;      // summed lateness of online sequences, 1 ms buckets
   int64_t online_added_bucket = 0;  // added online finish time, 1 % buckets

@@ -1,6 +1,6 @@
 // The policy of the paper: every candidate, deferral too, is simulated over the live window; the
 // outcomes are compared level by level in buckets (scheduling.md section 5), so that noise in the
-// predictions moves nothing.
+// predictions moves nothing. A candidate that cannot win any more is not simulated further.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -14,17 +14,6 @@ namespace {
 constexpr int kCandidatesMax = 4;  // beside home
 constexpr DurationNs kDeferMin = 100 * kMicrosecond;
 constexpr DurationNs kDeferMax = 100 * kMillisecond;
-// Moving state for good must pay by more than the predictions' noise: its finish counts as 1/20
-// later.
-constexpr int64_t kMoveHysteresis = 20;
-
-// Whole percents above the best. Floor: less than 1 % is no difference.
-int64_t PercentAbove(int64_t value, int64_t best) {
-  if (best == kNever || value <= best) return 0;
-  const int64_t unit = std::max<int64_t>(1, best / 100);
-  return (value - best) / unit;
-}
-
 bool OnlineAround(const sim::Snapshot& snapshot) {
   for (const sim::SnapInstance& instance : snapshot.instances) {
     if (instance.service_class == ServiceClass::kOnline) return true;
@@ -45,15 +34,19 @@ Decision SlicePolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim:
   const bool offline = snapshot.ops[batch[0]].service_class == ServiceClass::kOffline;
   const uint64_t devices = Prune(snapshot, batch, allowed.devices, home);
 
-  outcomes_.clear();
-  for (uint64_t left = devices; left != 0; left &= left - 1) {
-    outcomes_.push_back(
-        Simulate(snapshot, batch, static_cast<DeviceIndex>(std::countr_zero(left)), 0));
-  }
+  simulator_->Prepare(snapshot, batch, sim::Rules{RespectsSlices(), ClassesOrderQueues()});
+  Candidates(snapshot, batch, devices, home);
   if (offline && OnlineAround(snapshot)) {
     const TimeNs opening = SliceOpening(snapshot, batch, allowed.devices);
-    if (opening != kNever) outcomes_.push_back(Simulate(snapshot, batch, kNoDevice, opening));
+    if (opening != kNever) {
+      candidates_.push_back({kNoDevice, opening});
+      moves_.push_back(0);
+    }
   }
+  scorer_.Start(snapshot, batch, snapshot.now + simulator_->options().horizon, moves_);
+  simulator_->Evaluate(candidates_, &scorer_, &simulated_);
+  outcomes_.clear();
+  for (size_t i = 0; i < candidates_.size(); ++i) outcomes_.push_back(OutcomeOf(i));
   if (outcomes_.size() > 1) {
     Bucket(snapshot);
     std::sort(outcomes_.begin(), outcomes_.end(), [home](const Outcome& a, const Outcome& b) {
@@ -122,69 +115,36 @@ uint64_t SlicePolicy::Prune(const sim::Snapshot& snapshot, std::span<const sim::
   return kept;
 }
 
-// `device` kNoDevice: the rollout chooses, not before `earliest`; that is what a deferral is scored
-// by.
-SlicePolicy::Outcome SlicePolicy::Simulate(const sim::Snapshot& snapshot,
-                                           std::span<const sim::OpIndex> batch, DeviceIndex device,
-                                           TimeNs earliest) {
-  placements_.clear();
-  for (const sim::OpIndex op : batch) placements_.push_back({op, device, earliest});
-  simulator_->Run(snapshot, placements_, &timeline_);
-
-  const TimeNs horizon_end = snapshot.now + simulator_->options().horizon;
-  Outcome outcome;
-  outcome.score.defer = device == kNoDevice;
-  outcome.score.device = device;
-  outcome.score.feasible = timeline_.memory_feasible;
-  outcome.score.bytes_moved = timeline_.bytes_moved;
-  outcome.score.batch_finish = BatchFinish(snapshot, batch, timeline_, horizon_end);
-  outcome.retry_at = device == kNoDevice ? earliest : kNever;
-  outcome.finish_after = std::max<DurationNs>(0, outcome.score.batch_finish - snapshot.now);
-  int64_t managed = 0;
-  if (device != kNoDevice) BytesToMove(snapshot, batch, device, &managed);
-  if (managed > 0) outcome.finish_after += outcome.finish_after / kMoveHysteresis;
-
-  // Where an online step runs decides where the rest of its sequence will: sequences on one device
-  // share its time. A move is paid once, sharing every step, so an online batch looks to the ends
-  // of sequences. Offline work never changes who shares with whom; for it the steps in the window
-  // are the finer measure.
-  const bool whole = snapshot.ops[batch[0]].service_class == ServiceClass::kOnline;
-  if (whole) CountSequences(snapshot);
-  for (size_t i = 0; i < snapshot.instances.size(); ++i) {
-    const sim::SnapInstance& instance = snapshot.instances[i];
-    if (instance.service_class != ServiceClass::kOnline) continue;
-    TimeNs finish = timeline_.instance_finish[i];
-    if (finish == kNever) finish = horizon_end + timeline_.instance_left[i];
-    DurationNs rest = instance.rest_of_sequence;
-    if (whole && last_device_[i] != kNoDevice) rest *= sequences_on_[last_device_[i]];
-    outcome.online_finish += finish - snapshot.now + (whole ? rest : 0);
-    if (instance.deadline == kNever) continue;
-    outcome.lateness += std::max<DurationNs>(0, finish + rest - instance.deadline);
+// Home first: it wins most rounds, and what comes first is what the others have to beat.
+void SlicePolicy::Candidates(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
+                             uint64_t devices, DeviceIndex home) {
+  candidates_.clear();
+  moves_.clear();
+  const auto add = [&](DeviceIndex device) {
+    int64_t managed = 0;
+    BytesToMove(snapshot, batch, device, &managed);
+    candidates_.push_back({device, 0});
+    moves_.push_back(managed > 0 ? 1 : 0);
+  };
+  if (home < kDevicesMax && (devices >> home & 1) != 0) add(home);
+  for (uint64_t left = devices; left != 0; left &= left - 1) {
+    const auto device = static_cast<DeviceIndex>(std::countr_zero(left));
+    if (device != home) add(device);
   }
-  return outcome;
 }
 
-// Online sequences that go on after their step of the window, by the device where it ends in
-// `timeline_`.
-void SlicePolicy::CountSequences(const sim::Snapshot& snapshot) {
-  last_device_.assign(snapshot.instances.size(), kNoDevice);
-  sequences_on_.fill(0);
-  for (sim::OpIndex i = 0; i < snapshot.ops.size(); ++i) {
-    const sim::SnapOp& op = snapshot.ops[i];
-    if (op.service_class != ServiceClass::kOnline || op.instance >= snapshot.instances.size())
-      continue;
-    if (timeline_.finish[i] == timeline_.instance_finish[op.instance])
-      last_device_[op.instance] = timeline_.device[i];
-  }
-  for (size_t i = 0; i < snapshot.instances.size(); ++i) {
-    if (last_device_[i] != kNoDevice && snapshot.instances[i].rest_of_sequence > 0)
-      ++sequences_on_[last_device_[i]];
-  }
-  for (size_t i = 0; i < snapshot.devices.size(); ++i) {
-    if (snapshot.devices[i].phantom_until > snapshot.now)
-      ++sequences_on_[i];  // one more between two steps
-    sequences_on_[i] = std::max(sequences_on_[i], 1);
-  }
+SlicePolicy::Outcome SlicePolicy::OutcomeOf(size_t candidate) const {
+  Outcome outcome;
+  outcome.measure = scorer_.Of(candidate, simulated_[candidate]);
+  CandidateScore& score = outcome.score;
+  score.device = candidates_[candidate].device;
+  score.defer = score.device == kNoDevice;
+  score.beaten = simulated_[candidate].beaten;
+  score.feasible = outcome.measure.feasible;
+  score.bytes_moved = outcome.measure.bytes_moved;
+  score.batch_finish = outcome.measure.batch_finish;
+  if (score.defer) outcome.retry_at = candidates_[candidate].earliest;
+  return outcome;
 }
 
 // When the batch's first op could first run on an allowed device without touching online work: the
@@ -192,9 +152,7 @@ void SlicePolicy::CountSequences(const sim::Snapshot& snapshot) {
 // open now.
 TimeNs SlicePolicy::SliceOpening(const sim::Snapshot& snapshot, std::span<const sim::OpIndex> batch,
                                  uint64_t devices) {
-  placements_.clear();
-  for (const sim::OpIndex op : batch) placements_.push_back({op, kNoDevice, kNever});
-  simulator_->Run(snapshot, placements_, &timeline_);
+  simulator_->RunPrepared({kNoDevice, kNever}, &timeline_);
 
   TimeNs opening = kNever;
   for (uint64_t left = devices; left != 0; left &= left - 1) {
@@ -234,15 +192,15 @@ void SlicePolicy::Bucket(const sim::Snapshot& snapshot) {
   int64_t online_best = kNever;
   DurationNs finish_best = kNever;
   for (const Outcome& outcome : outcomes_) {
-    online_best = std::min(online_best, outcome.online_finish);
-    finish_best = std::min(finish_best, outcome.finish_after);
+    online_best = std::min(online_best, outcome.measure.online_finish);
+    finish_best = std::min(finish_best, outcome.measure.finish_after);
   }
   QueuedWork(snapshot, &queued_);
   for (Outcome& outcome : outcomes_) {
     CandidateScore& score = outcome.score;
-    score.lateness_bucket = outcome.lateness / kMillisecond;
-    score.online_added_bucket = PercentAbove(outcome.online_finish, online_best);
-    score.batch_finish_bucket = PercentAbove(outcome.finish_after, finish_best);
+    score.lateness_bucket = outcome.measure.lateness / kLatenessBucket;
+    score.online_added_bucket = PercentAbove(outcome.measure.online_finish, online_best);
+    score.batch_finish_bucket = PercentAbove(outcome.measure.finish_after, finish_best);
     score.balance = score.device < queued_.size() ? queued_[score.device] / kMillisecond : 0;
   }
 }

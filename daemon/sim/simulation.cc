@@ -142,7 +142,8 @@ bool Simulation::Beaten(TimeNs at) {
   progress.feasible = st_.infeasible.cause == Infeasible::Cause::kNothing;
   progress.bytes_moved = st_.bytes_moved;
   progress.batch_finish_least = st_.batch_finish;
-  if (st_.batch_unfinished > 0) {
+  progress.batch_ended = st_.batch_unfinished == 0;
+  if (!progress.batch_ended) {
     TimeNs least = at;
     if (candidate_device_ != kNoDevice) {
       // One after the other, behind what runs there.

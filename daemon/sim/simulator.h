@@ -118,7 +118,9 @@ struct Progress {
   TimeNs now = 0;  // nothing that is unfinished can end before
   bool feasible = true;
   int64_t bytes_moved = 0;
-  TimeNs batch_finish_least = 0;  // the batch cannot end before (BatchFinish of scores neither)
+  TimeNs batch_finish_least = 0;  // the batch cannot end before; at most the end of the horizon
+                                  // while it has not
+  bool batch_ended = false;
   std::span<const InstanceProgress> instances;
 };
 
