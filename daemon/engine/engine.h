@@ -8,9 +8,11 @@
 // completions.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/status.h"
@@ -46,6 +48,8 @@ struct Config {
   bool drop_late = false;
   uint64_t epoch = 0;       // of the daemon's start; shown in the GMG's header
   uint64_t daemon_pid = 0;  // likewise
+  // For developers: gets each round before it is decided (daemon/sched/round_text.h). Empty: none.
+  std::function<void(std::string_view round)> record_round;
 };
 
 struct TenantConfig {

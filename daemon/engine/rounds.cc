@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/engine/engine_impl.h"
+#include "daemon/sched/round_text.h"
 
 namespace slice::engine {
 
@@ -194,6 +195,10 @@ bool EngineImpl::Round(TimeNs now) {
     batch_snapshot_.clear();
     for (const uint32_t op : batch_) batch_snapshot_.push_back(SnapshotOf(*instance, op));
     ++counters_.rounds;
+    if (config_.record_round) {
+      config_.record_round(
+          sched::RoundText(snapshot_, batch_snapshot_, instance->tenant->config.home));
+    }
     const sched::Decision decision =
         policy_->Decide(snapshot_, batch_snapshot_, instance->tenant->config.home);
     LogDecision(*instance, batch_, decision, now);

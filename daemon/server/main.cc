@@ -5,7 +5,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <fstream>
 #include <string>
+#include <string_view>
 
 #include "common/log.h"
 #include "common/wire/control.h"
@@ -20,7 +22,7 @@ using slice::Status;
 using slice::server::ServerConfig;
 
 struct Arguments {
-  std::string config, socket, executor, policy, pool, retained, log_level;
+  std::string config, socket, executor, policy, pool, retained, log_level, record_rounds;
   int cpu_devices = 2;
   bool has_pool = false, has_retained = false;
   bool check_config = false;
@@ -73,7 +75,7 @@ Result<ServerConfig> MakeConfig(const Arguments& arguments) {
   return config;
 }
 
-int Serve(const ServerConfig& config) {
+int Serve(ServerConfig config, const std::string& record_rounds) {
   sigset_t stop;
   ::sigemptyset(&stop);
   ::sigaddset(&stop, SIGTERM);
@@ -82,6 +84,15 @@ int Serve(const ServerConfig& config) {
   ::signal(SIGPIPE, SIG_IGN);
   const Status log = slice::OpenLog(config.log_file, config.log_level);
   if (!log.ok()) return Fail(log);
+  std::ofstream rounds;
+  if (!record_rounds.empty()) {
+    rounds.open(record_rounds, std::ios::app);
+    if (!rounds) {
+      return Fail(slice::Error(slice::StatusCode::kInvalid, "--record-rounds: cannot open %s",
+                               record_rounds.c_str()));
+    }
+    config.engine.record_round = [&rounds](std::string_view round) { rounds << round; };
+  }
   slice::server::Server::Parts parts;
   parts.engine_factory = slice::engine::Engine::Create;
   parts.gmg_bytes = slice::engine::Engine::GmgBytes(config.engine);
@@ -126,6 +137,8 @@ int main(int argc, char** argv) {
                      "Memory for weights and state of each domain; at least 1MiB");
   app.add_option("--log-level", arguments.log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  app.add_option("--record-rounds", arguments.record_rounds,
+                 "For developers: appends every round (snapshot and op batch) to this file");
   app.add_flag("--check-config", arguments.check_config,
                "Only check the config and print what is in effect; exit status 0 = it is fine");
   app.add_flag("--foreground", arguments.foreground,
@@ -142,5 +155,5 @@ int main(int argc, char** argv) {
                 slice::server::DescribeConfig(*config).c_str());
     return 0;
   }
-  return Serve(*config);
+  return Serve(*config, arguments.record_rounds);
 }

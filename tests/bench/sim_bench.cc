@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "daemon/sched/policy.h"
+#include "daemon/sched/score.h"
 #include "tests/sim/naive_simulator.h"
+#include "tests/sim/recorded_rounds.h"
 #include "tests/sim/snapshot_builder.h"
 #include "tests/sim/workload.h"
 
@@ -113,6 +115,67 @@ void Devices(std::vector<Figure>* figures) {
   figures->push_back({"sim_cost_64_over_8_devices", pair.ratio, "x"});
 }
 
+// What-ifs a millisecond in the demo's rounds, each in a window of about `ops` ops; and how much
+// faster than cloning the snapshot for each candidate and simulating it naively to its end, with
+// the preparation counted.
+void WhatIfs(size_t ops, bool against_clone, std::vector<Figure>* figures) {
+  const estimate::TransferEstimator transfers(kDevicesMax);
+  const sim::Options options;
+  sim::Simulator simulator(transfers, options);
+  std::vector<sched::Round> rounds;
+  std::vector<std::vector<sim::Candidate>> candidates;
+  std::vector<std::vector<uint8_t>> moves;
+  size_t count = 0, live = 0;
+  for (const sched::Round& round : sched::RecordedRounds()) {
+    if (sched::CandidatesOf(round).size() < 2) continue;
+    rounds.push_back(sched::Widen(round, ops));
+    candidates.push_back(sched::CandidatesOf(round));
+    moves.emplace_back(candidates.back().size(), uint8_t{0});
+    count += candidates.back().size();
+    live += rounds.back().snapshot.ops.size();
+  }
+  if (rounds.empty()) return;
+  sched::Scorer scorer;
+  std::vector<sim::Outcome> outcomes;
+  const auto evaluate = [&](size_t i, const sched::Round& round) {
+    scorer.Start(round.snapshot, round.batch, round.snapshot.now + options.horizon, moves[i]);
+    simulator.Evaluate(candidates[i], &scorer, &outcomes);
+  };
+  double us = 0;
+  for (size_t i = 0; i < rounds.size(); ++i) {
+    simulator.Prepare(rounds[i].snapshot, rounds[i].batch, {});
+    us += MedianUs([&] { evaluate(i, rounds[i]); });
+  }
+  const std::string size = std::to_string(ops);
+  figures->push_back(
+      {"whatifs_per_ms_" + size, static_cast<double>(count) / us * 1000, "what-ifs/ms"});
+  figures->push_back({"whatif_live_ops_" + size,
+                      static_cast<double>(live) / static_cast<double>(rounds.size()), "ops"});
+  if (!against_clone) return;
+  sim::Timeline timeline;
+  std::vector<sim::Placement> placements;
+  const Pair pair = MedianPair(
+      [&] {
+        for (size_t i = 0; i < rounds.size(); ++i) {
+          simulator.Prepare(rounds[i].snapshot, rounds[i].batch, {});
+          evaluate(i, rounds[i]);
+        }
+      },
+      [&] {
+        for (size_t i = 0; i < rounds.size(); ++i) {
+          for (const sim::Candidate& candidate : candidates[i]) {
+            const sim::Snapshot clone = rounds[i].snapshot;
+            placements.clear();
+            for (const sim::OpIndex op : rounds[i].batch)
+              placements.push_back({op, candidate.device, candidate.earliest});
+            sim::NaiveRun(clone, placements, {}, options, transfers, &timeline, false);
+          }
+        }
+      },
+      1);
+  figures->push_back({"whatif_over_clone_ratio_" + size, pair.ratio, "x"});
+}
+
 // Instances of chained layers: each layer reads its weights (a few tensors), its KV piece and the
 // activation before it.
 sim::SnapshotBuilder Layers(size_t devices, size_t instances, size_t layers) {
@@ -181,6 +244,8 @@ int main() {
   slice::OpsPerMs(10'000, "10k", &figures);
   slice::OpsPerMs(100'000, "100k", &figures);
   slice::Devices(&figures);
+  slice::WhatIfs(256, false, &figures);
+  slice::WhatIfs(1'024, true, &figures);
   slice::Round(2, 4, 8, "round_us_2_devices_40_ops", &figures);
   slice::Round(8, 31, 8, "round_us_8_devices_256_ops", &figures);
   std::printf("{\"figures\": [");
