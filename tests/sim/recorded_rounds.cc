@@ -7,6 +7,10 @@
 
 namespace slice::sched {
 
+namespace {
+constexpr size_t kWideDevices = 8;
+}
+
 std::vector<Round> RecordedRounds() {
   std::ifstream file(SLICE_ROUNDS_FILE);
   std::stringstream text;
@@ -27,22 +31,28 @@ Round Widen(const Round& round, size_t ops) {
   const auto shift = [](uint64_t mask, size_t by) {
     return mask == ~uint64_t{0} ? mask : mask << by;
   };
-  while (s.ops.size() < ops && s.devices.size() + one.devices.size() <= kDevicesMax) {
+  const size_t groups = std::max<size_t>(1, kWideDevices / one.devices.size());
+  for (size_t copy_number = 1; s.ops.size() < ops; ++copy_number) {
+    const bool own_devices = copy_number < groups;
+    const size_t group = copy_number % groups;
     const auto op_base = static_cast<uint32_t>(s.ops.size());
     const auto tensor_base = static_cast<uint32_t>(s.tensors.size());
     const auto instance_base = static_cast<uint32_t>(s.instances.size());
     const auto use_base = static_cast<uint32_t>(s.uses.size());
     const auto edge_base = static_cast<uint32_t>(s.edges.size());
-    const size_t device_base = s.devices.size(), domain_base = s.domains.size();
+    const size_t device_base = group * one.devices.size();
+    const size_t domain_base = group * one.domains.size();
     const auto index = [](uint32_t value, uint32_t base) {
       return value == sim::kNone ? sim::kNone : value + base;
     };
-    for (sim::SnapDevice device : one.devices) {
-      device.domain = static_cast<DomainIndex>(device.domain + domain_base);
-      device.running = index(device.running, op_base);
-      s.devices.push_back(device);
+    if (own_devices) {
+      for (sim::SnapDevice device : one.devices) {
+        device.domain = static_cast<DomainIndex>(device.domain + domain_base);
+        device.running = index(device.running, op_base);
+        s.devices.push_back(device);
+      }
+      s.domains.insert(s.domains.end(), one.domains.begin(), one.domains.end());
     }
-    s.domains.insert(s.domains.end(), one.domains.begin(), one.domains.end());
     for (sim::SnapInstance instance : one.instances) {
       instance.reserved_domains = shift(instance.reserved_domains, domain_base);
       s.instances.push_back(instance);
@@ -57,6 +67,7 @@ Round Widen(const Round& round, size_t ops) {
       op.instance = index(op.instance, instance_base);
       if (op.device != kNoDevice) op.device = static_cast<DeviceIndex>(op.device + device_base);
       op.allowed_devices = shift(op.allowed_devices, device_base);
+      if (op.state == sim::OpState::kRunning && !own_devices) op.state = sim::OpState::kIssued;
       op.reads_begin += use_base;
       op.reads_end += use_base;
       op.writes_begin += use_base;
@@ -67,6 +78,7 @@ Round Widen(const Round& round, size_t ops) {
     }
     for (const uint32_t use : one.uses) s.uses.push_back(use + tensor_base);
     for (const uint32_t edge : one.edges) s.edges.push_back(edge + op_base);
+    if (!own_devices) continue;
     for (sim::SnapTransfer copy : one.transfers) {
       copy.tensor += tensor_base;
       copy.source = static_cast<DomainIndex>(copy.source + domain_base);

@@ -14,8 +14,9 @@ namespace slice::sched {
 // The checked-in rounds. Empty, with a line on standard error, when the file is missing or wrong.
 std::vector<Round> RecordedRounds();
 
-// The round in a window of at least `ops` ops: copies of it side by side, each on devices of its
-// own (64 devices in all at most). Batch and candidates are the first copy's.
+// The round in a window of at least `ops` ops on eight devices: copies of it side by side, the
+// first ones on devices of their own, the others queued there. Batch and candidates are the first
+// copy's.
 Round Widen(const Round& round, size_t ops);
 
 // What `slice` would simulate for it: home, the other devices that may run the batch, a deferral
