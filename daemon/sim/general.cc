@@ -72,19 +72,13 @@ void Simulation::Release(uint32_t op) {
 // lower device.
 DeviceIndex Simulation::Rollout(uint32_t id) const {
   const Prepared::General& op = p_->generals[p_->ops[id].take];
-  // Ops that become ready at one time choose in queue order: who comes later does not count yet.
-  std::array<DurationNs, kDevicesMax> later{}, later_online{};
-  for (const uint32_t other : st_.fresh) {
-    if (other < id) continue;
-    const Prepared::Op& from = p_->ops[other];
-    later[from.device] += from.duration;
-    if ((from.flags & Prepared::kOnline) != 0) later_online[from.device] += from.duration;
-  }
-  DeviceIndex best = kNoDevice;
-  TimeNs best_finish = kNever;
   const uint64_t existing =
       st_.devices.size() >= 64 ? ~uint64_t{0} : Bit(static_cast<uint32_t>(st_.devices.size())) - 1;
-  for (uint64_t left = s_->ops[op.op].allowed_devices & existing; left != 0; left &= left - 1) {
+  const uint64_t allowed = s_->ops[op.op].allowed_devices & existing;
+  const bool choice = (allowed & (allowed - 1)) != 0;
+  DeviceIndex best = kNoDevice;
+  TimeNs best_finish = kNever;
+  for (uint64_t left = allowed; left != 0; left &= left - 1) {
     const auto candidate = static_cast<DeviceIndex>(std::countr_zero(left));
     const SimulationState::Device& device = st_.devices[candidate];
     DurationNs copies = 0;
@@ -93,17 +87,23 @@ DeviceIndex Simulation::Rollout(uint32_t id) const {
       const uint32_t slot = p_->slots[i];
       const uint64_t resident = st_.tensors[slot].resident;
       if ((resident & Bit(device.domain)) != 0 || resident == 0) continue;
-      const Prepared::Tensor& tensor = p_->tensors[slot];
-      pinned_elsewhere |= tensor.pinned;
-      copies += CopyTime(SourceFor(slot, device.domain), device.domain, BytesOf(slot));
+      pinned_elsewhere |= p_->tensors[slot].pinned;
+      if (choice) copies += CopyTime(SourceFor(slot, device.domain), device.domain, BytesOf(slot));
     }
     if (pinned_elsewhere) continue;
+    if (!choice) return candidate;
     TimeNs start =
         st_.keys[candidate] == SimulationState::kIdle ? st_.now : std::max(st_.now, device.ends);
-    start += device.backlog_online - later_online[candidate];
+    const bool behind_offline = !op.online || !p_->rules.classes;
+    start += device.backlog_online + (behind_offline ? device.backlog_offline : 0);
+    // Ops that become ready at one time choose in queue order: who comes later does not count yet.
+    for (const uint32_t other : st_.fresh) {
+      const Prepared::Op& from = p_->ops[other];
+      if (other > id && from.device == candidate &&
+          (behind_offline || (from.flags & Prepared::kOnline) != 0))
+        start -= from.duration;
+    }
     const DurationNs duration = OpDuration(*s_, op.op, candidate);
-    if (!op.online || !p_->rules.classes)
-      start += device.backlog_offline - (later[candidate] - later_online[candidate]);
     if (!op.online && slices_ && start < device.phantom_until &&
         start + duration > device.phantom_from) {
       start = device.phantom_until;
@@ -195,8 +195,15 @@ void Simulation::LoadTransfers() {
   RenewSideNext();
 }
 
+// Windows have few links and sizes: each prediction is made once.
 DurationNs Simulation::CopyTime(DomainIndex source, DomainIndex destination, int64_t bytes) const {
-  return options_.transfer_overhead + transfers_.Predict(source, destination, bytes);
+  const uint32_t link = static_cast<uint32_t>(source) << 8 | destination;
+  const uint64_t hash = (static_cast<uint64_t>(bytes) ^ uint64_t{link} << 40) * kCopyCostHash;
+  CopyCost& cost = copy_costs_[hash >> (64 - kCopyCostBits)];
+  if (cost.bytes != bytes || cost.link != link)
+    cost = {bytes, link,
+            options_.transfer_overhead + transfers_.Predict(source, destination, bytes)};
+  return cost.time;
 }
 
 DomainIndex Simulation::SourceFor(uint32_t slot, DomainIndex destination) const {

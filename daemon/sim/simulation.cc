@@ -40,6 +40,7 @@ void Simulation::Prefix(const Prepared& prepared, bool rollout, Timeline* trace)
   bound_ = nullptr;
   ask_at_ = kNever;
   prefix_ = true;
+  copy_costs_.fill({});
   Load();
   Loop();
 }
@@ -53,7 +54,7 @@ void Simulation::Start(const Simulation& other, const SimulationState& prefix) {
   stride_ = other.stride_;
   level_at_ = other.level_at_;
   slices_ = other.slices_;
-  rollout_ = other.rollout_;
+  if (&other != this) copy_costs_.fill({});
   st_ = prefix;
 }
 
@@ -83,6 +84,7 @@ void Simulation::Place(std::span<const Placement> placements) {
 
 bool Simulation::Finish(const Bound* bound, size_t candidate) {
   prefix_ = pause_ = false;
+  rollout_ = p_->rollout || (!p_->batch.empty() && candidate_device_ == kNoDevice);
   bound_ = bound;
   candidate_ = candidate;
   ask_at_ = bound == nullptr ? kNever : st_.now;
@@ -115,7 +117,7 @@ bool Simulation::LoopOn() {
     for (uint64_t look = st_.look; look != 0; look &= look - 1)
       next = std::min(next, StartOn<kLevels, kPlain>(LowestBit(look)));
     st_.look = 0;
-    if (!kPlain && trace_ != nullptr) TraceMemory();
+    if (!kPlain && trace_ != nullptr && options_.memory_curve) TraceMemory();
     const TimeNs at = std::min(TimeOf(next), st_.side_next);
     if (at > end_) return true;
     if (at >= ask_at_ && Beaten(at)) return false;
@@ -252,8 +254,8 @@ void Simulation::Load() {
     trace_->start.assign(op_count, kNever);
     trace_->finish.assign(op_count, kNever);
     trace_->device.assign(op_count, kNoDevice);
-    trace_->memory.resize(s.domains.size());
-    for (size_t i = 0; i < s.domains.size(); ++i)
+    trace_->memory.resize(options_.memory_curve ? s.domains.size() : 0);
+    for (size_t i = 0; i < trace_->memory.size(); ++i)
       trace_->memory[i].assign(1, {s.now, s.domains[i].free_bytes});
   }
   LoadTransfers();

@@ -210,6 +210,14 @@ class Simulation {
   DeviceIndex candidate_device_ = kNoDevice;
   TimeNs ask_at_ = kNever;
   SimulationState st_;
+  struct CopyCost {
+    int64_t bytes = -1;
+    uint32_t link = 0;
+    DurationNs time = 0;
+  };
+  static constexpr uint32_t kCopyCostBits = 6;
+  static constexpr uint64_t kCopyCostHash = 0x9e3779b97f4a7c15;
+  mutable std::array<CopyCost, 1U << kCopyCostBits> copy_costs_{};  // by hash; of this snapshot
 };
 
 }  // namespace slice::sim

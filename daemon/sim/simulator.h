@@ -64,13 +64,14 @@ struct Timeline {
   DomainIndex infeasible_domain = kNoDomain;
   Infeasible infeasible;
   TimeNs makespan = 0;
-  std::vector<std::vector<MemoryPoint>> memory;  // by domain: its curve, from now on
+  std::vector<std::vector<MemoryPoint>> memory;  // by domain: its curve; with Options::memory_curve
   std::vector<int64_t> free_bytes_min;           // by domain: its peak
 };
 
 struct Options {
   DurationNs horizon = 2 * kSecond;                  // counts as kHorizonMax where it is longer
   DurationNs transfer_overhead = 30 * kMicrosecond;  // Intent -> Recv -> Send commands
+  bool memory_curve = false;                         // in timelines
   // Runs job(0) ... job(count - 1), in any order, on any threads, and returns when all have ended.
   // Empty: one after the other, on the caller's.
   std::function<void(size_t count, const std::function<void(size_t)>& job)> for_each;

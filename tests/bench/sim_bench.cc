@@ -75,7 +75,8 @@ constexpr uint64_t kSeed = 1;
 void OpsPerMs(uint32_t ops, const std::string& size, std::vector<Figure>* figures) {
   constexpr uint32_t kDevices = 8;
   const estimate::TransferEstimator transfers(kDevices);
-  const sim::Options options{3600 * kSecond, 30 * kMicrosecond, {}};
+  sim::Options options;
+  options.horizon = 3600 * kSecond;
   sim::Simulator simulator(transfers, options);
   const sim::Snapshot snapshot = sim::MakeWorkload(ops, kDevices, kSeed);
   const auto count = static_cast<double>(snapshot.ops.size());
@@ -85,7 +86,7 @@ void OpsPerMs(uint32_t ops, const std::string& size, std::vector<Figure>* figure
   simulator.Prepare(snapshot, {}, {});
   const Pair pair =
       MedianPair([&] { simulator.Evaluate(as_it_is, nullptr, &outcomes); },
-                 [&] { sim::NaiveRun(snapshot, {}, {}, options, transfers, &timeline, false); },
+                 [&] { sim::NaiveRun(snapshot, {}, {}, options, transfers, &timeline); },
                  std::max<uint32_t>(1, 20'000 / ops));
   figures->push_back({"sim_ops_per_ms_" + size, count / pair.a * 1000, "ops/ms"});
   figures->push_back({"naive_ops_per_ms_" + size, count / pair.b * 1000, "ops/ms"});
@@ -102,7 +103,8 @@ void OpsPerMs(uint32_t ops, const std::string& size, std::vector<Figure>* figure
 // Cost per op of 64 devices over that of 8.
 void Devices(std::vector<Figure>* figures) {
   const estimate::TransferEstimator transfers(64);
-  const sim::Options options{3600 * kSecond, 30 * kMicrosecond, {}};
+  sim::Options options;
+  options.horizon = 3600 * kSecond;
   sim::Simulator few(transfers, options), many(transfers, options);
   const sim::Snapshot on_8 = sim::MakeWorkload(10'000, 8, kSeed);
   const sim::Snapshot on_64 = sim::MakeWorkload(10'000, 64, kSeed);
@@ -115,65 +117,101 @@ void Devices(std::vector<Figure>* figures) {
   figures->push_back({"sim_cost_64_over_8_devices", pair.ratio, "x"});
 }
 
-// What-ifs a millisecond in the demo's rounds, each in a window of about `ops` ops; and how much
-// faster than cloning the snapshot for each candidate and simulating it naively to its end, with
-// the preparation counted.
-void WhatIfs(size_t ops, bool against_clone, std::vector<Figure>* figures) {
-  const estimate::TransferEstimator transfers(kDevicesMax);
-  const sim::Options options;
-  sim::Simulator simulator(transfers, options);
-  std::vector<sched::Round> rounds;
-  std::vector<std::vector<sim::Candidate>> candidates;
-  std::vector<std::vector<uint8_t>> moves;
-  size_t count = 0, live = 0;
-  for (const sched::Round& round : sched::RecordedRounds()) {
-    if (sched::CandidatesOf(round).size() < 2) continue;
-    rounds.push_back(sched::Widen(round, ops));
-    candidates.push_back(sched::CandidatesOf(round));
-    moves.emplace_back(candidates.back().size(), uint8_t{0});
-    count += candidates.back().size();
-    live += rounds.back().snapshot.ops.size();
+// A round of the scheduler as the measurements see it.
+struct WhatIf {
+  sched::Round round;
+  std::vector<sim::Candidate> candidates;
+  std::vector<uint8_t> moves;
+};
+
+void Evaluate(const WhatIf& what_if, sim::Simulator* simulator, sched::Scorer* scorer,
+              std::vector<sim::Outcome>* outcomes) {
+  const sim::Snapshot& snapshot = what_if.round.snapshot;
+  scorer->Start(snapshot, what_if.round.batch, snapshot.now + simulator->options().horizon,
+                what_if.moves);
+  simulator->Evaluate(what_if.candidates, scorer, outcomes);
+}
+
+// What-ifs a millisecond over a window of `ops` operators: a batch of up to eight, ready at once
+// (so there is no common prefix to share), goes to one of five devices or waits.
+void WhatIfs(uint32_t ops, std::vector<Figure>* figures) {
+  constexpr uint32_t kDevices = 8, kCandidates = 5, kBatch = 8;
+  const estimate::TransferEstimator transfers(kDevices);
+  sim::Simulator simulator(transfers, {});
+  WhatIf what_if;
+  sim::Snapshot& snapshot = what_if.round.snapshot;
+  snapshot = sim::MakeWorkload(ops, kDevices, kSeed);
+  // The head of the last chain, an offline one, is what is to be placed.
+  const auto first = static_cast<sim::OpIndex>(snapshot.ops.size() - snapshot.ops.size() / 64);
+  for (uint32_t i = 0; i < std::min<uint32_t>(kBatch, ops / 64); ++i) {
+    snapshot.ops[first + i].state = sim::OpState::kUnscheduled;
+    what_if.round.batch.push_back(first + i);
   }
-  if (rounds.empty()) return;
+  for (DeviceIndex d = 0; d < kCandidates; ++d) what_if.candidates.push_back({d, 0});
+  what_if.candidates.push_back({kNoDevice, snapshot.now + kMs});
+  what_if.moves.assign(what_if.candidates.size(), 0);
   sched::Scorer scorer;
   std::vector<sim::Outcome> outcomes;
-  const auto evaluate = [&](size_t i, const sched::Round& round) {
-    scorer.Start(round.snapshot, round.batch, round.snapshot.now + options.horizon, moves[i]);
-    simulator.Evaluate(candidates[i], &scorer, &outcomes);
-  };
-  double us = 0;
-  for (size_t i = 0; i < rounds.size(); ++i) {
-    simulator.Prepare(rounds[i].snapshot, rounds[i].batch, {});
-    us += MedianUs([&] { evaluate(i, rounds[i]); });
-  }
+  simulator.Prepare(snapshot, what_if.round.batch, {});
+  const double us = MedianUs([&] { Evaluate(what_if, &simulator, &scorer, &outcomes); });
+  const double to_end_us =
+      MedianUs([&] { simulator.Evaluate(what_if.candidates, nullptr, &outcomes); });
+  const auto count = static_cast<double>(what_if.candidates.size());
   const std::string size = std::to_string(ops);
-  figures->push_back(
-      {"whatifs_per_ms_" + size, static_cast<double>(count) / us * 1000, "what-ifs/ms"});
-  figures->push_back({"whatif_live_ops_" + size,
-                      static_cast<double>(live) / static_cast<double>(rounds.size()), "ops"});
-  if (!against_clone) return;
+  figures->push_back({"whatifs_per_ms_" + size, count / us * 1000, "what-ifs/ms"});
+  figures->push_back({"whatifs_to_end_per_ms_" + size, count / to_end_us * 1000, "what-ifs/ms"});
+}
+
+// How much faster than cloning the snapshot for each candidate and simulating it naively to its
+// end, in the demo's rounds with windows of 1,024 ops; the preparation counts.
+void OverClone(std::vector<Figure>* figures) {
+  const estimate::TransferEstimator transfers(kDevicesMax);
+  sim::Simulator simulator(transfers, {});
+  std::vector<WhatIf> what_ifs;
+  for (const sched::Round& round : sched::RecordedRounds()) {
+    const std::vector<sim::Candidate> candidates = sched::CandidatesOf(round);
+    if (candidates.size() < 2) continue;
+    what_ifs.push_back(
+        {sched::Widen(round, 1'024), candidates, std::vector<uint8_t>(candidates.size(), 0)});
+  }
+  sched::Scorer scorer;
+  std::vector<sim::Outcome> outcomes;
   sim::Timeline timeline;
   std::vector<sim::Placement> placements;
   const Pair pair = MedianPair(
       [&] {
-        for (size_t i = 0; i < rounds.size(); ++i) {
-          simulator.Prepare(rounds[i].snapshot, rounds[i].batch, {});
-          evaluate(i, rounds[i]);
+        for (const WhatIf& what_if : what_ifs) {
+          simulator.Prepare(what_if.round.snapshot, what_if.round.batch, {});
+          Evaluate(what_if, &simulator, &scorer, &outcomes);
         }
       },
       [&] {
-        for (size_t i = 0; i < rounds.size(); ++i) {
-          for (const sim::Candidate& candidate : candidates[i]) {
-            const sim::Snapshot clone = rounds[i].snapshot;
+        for (const WhatIf& what_if : what_ifs) {
+          for (const sim::Candidate& candidate : what_if.candidates) {
+            const sim::Snapshot clone = what_if.round.snapshot;
             placements.clear();
-            for (const sim::OpIndex op : rounds[i].batch)
+            for (const sim::OpIndex op : what_if.round.batch)
               placements.push_back({op, candidate.device, candidate.earliest});
-            sim::NaiveRun(clone, placements, {}, options, transfers, &timeline, false);
+            sim::NaiveRun(clone, placements, {}, simulator.options(), transfers, &timeline);
           }
         }
       },
       1);
-  figures->push_back({"whatif_over_clone_ratio_" + size, pair.ratio, "x"});
+  figures->push_back({"whatif_over_clone_ratio_1024", pair.ratio, "x"});
+}
+
+// The policy's whole decision in the demo's rounds as they were recorded.
+void DemoRounds(std::vector<Figure>* figures) {
+  const estimate::TransferEstimator transfers(kDevicesMax);
+  sim::Simulator simulator(transfers, {});
+  std::unique_ptr<sched::Policy> policy = std::move(sched::MakePolicy("slice", &simulator).value());
+  const std::vector<sched::Round> rounds = sched::RecordedRounds();
+  const double us = MedianUs([&] {
+    for (const sched::Round& round : rounds)
+      (void)policy->Decide(round.snapshot, round.batch, round.home);
+  });
+  figures->push_back(
+      {"round_us_demo", us / static_cast<double>(std::max<size_t>(1, rounds.size())), "us"});
 }
 
 // Instances of chained layers: each layer reads its weights (a few tensors), its KV piece and the
@@ -244,8 +282,10 @@ int main() {
   slice::OpsPerMs(10'000, "10k", &figures);
   slice::OpsPerMs(100'000, "100k", &figures);
   slice::Devices(&figures);
-  slice::WhatIfs(256, false, &figures);
-  slice::WhatIfs(1'024, true, &figures);
+  slice::WhatIfs(256, &figures);
+  slice::WhatIfs(1'024, &figures);
+  slice::OverClone(&figures);
+  slice::DemoRounds(&figures);
   slice::Round(2, 4, 8, "round_us_2_devices_40_ops", &figures);
   slice::Round(8, 31, 8, "round_us_8_devices_256_ops", &figures);
   std::printf("{\"figures\": [");

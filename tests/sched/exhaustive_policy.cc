@@ -159,7 +159,7 @@ class Exhaustive {
     std::vector<sim::Placement> placements;
     for (const sim::OpIndex op : batch_) placements.push_back({op, device, earliest});
     sim::Timeline timeline;
-    sim::NaiveRun(s, placements, {}, options_, transfers_, &timeline, false);
+    sim::NaiveRun(s, placements, {}, options_, transfers_, &timeline);
     return timeline;
   }
 

@@ -37,14 +37,13 @@ struct NaiveCopy {
 class Naive {
  public:
   Naive(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules,
-        const Options& options, const estimate::TransferEstimator& transfers, Timeline* out,
-        bool curve)
+        const Options& options, const estimate::TransferEstimator& transfers, Timeline* out)
       : s(snapshot),
         rules_(rules),
         options_(options),
         transfers_(transfers),
         out_(out),
-        curve_(curve),
+        curve_(options.memory_curve),
         now_(snapshot.now) {
     rules_.slices = rules.slices && rules.classes;
     out_->start.assign(s.ops.size(), kNever);
@@ -57,7 +56,7 @@ class Naive {
     out_->infeasible_domain = kNoDomain;
     out_->infeasible = {};
     out_->makespan = 0;
-    out_->memory.assign(s.domains.size(), {});
+    out_->memory.assign(curve_ ? s.domains.size() : 0, {});
     out_->free_bytes_min.clear();
     for (const SnapDomain& domain : s.domains) {
       free_.push_back(domain.free_bytes);
@@ -519,9 +518,8 @@ class Naive {
 }  // namespace
 
 void NaiveRun(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules,
-              const Options& options, const estimate::TransferEstimator& transfers, Timeline* out,
-              bool memory_curve) {
-  Naive(snapshot, batch, rules, options, transfers, out, memory_curve).Run();
+              const Options& options, const estimate::TransferEstimator& transfers, Timeline* out) {
+  Naive(snapshot, batch, rules, options, transfers, out).Run();
 }
 
 }  // namespace slice::sim

@@ -10,9 +10,7 @@
 
 namespace slice::sim {
 
-// `memory_curve`: whether Timeline::memory is wanted.
 void NaiveRun(const Snapshot& snapshot, std::span<const Placement> batch, Rules rules,
-              const Options& options, const estimate::TransferEstimator& transfers, Timeline* out,
-              bool memory_curve = true);
+              const Options& options, const estimate::TransferEstimator& transfers, Timeline* out);
 
 }  // namespace slice::sim

@@ -52,6 +52,13 @@ TEST(SimulatorOracle, Happy_RandomSnapshotsEqualTheNaiveSimulator) {
   EXPECT_GT(cut, kCases / 50);
 }
 
+Options ToTheEnd() {
+  Options options;
+  options.horizon = 3600 * kSecond;
+  options.memory_curve = true;
+  return options;
+}
+
 // What a domain must have free in the end: what it had, and the activations that were there and
 // found their last reader.
 std::vector<int64_t> FreeInTheEnd(const Snapshot& snapshot) {
@@ -104,7 +111,7 @@ TEST(SimulatorOracle, Happy_ChainsOverDevicesEqualTheNaiveSimulator) {
     for (const uint32_t ops : {64, 640, 6'400}) {
       const Snapshot snapshot = MakeWorkload(ops, devices, ++seed);
       const estimate::TransferEstimator transfers(devices);
-      const Options options{3600 * kSecond, 30 * kMicrosecond, {}};
+      const Options options = ToTheEnd();
       Simulator simulator(transfers, options);
       Timeline fast, naive;
       simulator.Run(snapshot, {}, &fast);
@@ -122,7 +129,7 @@ TEST(SimulatorOracle, Edge_SetsOfThreeAndFourLevels) {
   for (const uint32_t ops : {20'000, 300'000}) {
     const Snapshot snapshot = MakeWorkload(ops, 8, 3);
     const estimate::TransferEstimator transfers(8);
-    const Options options{3600 * kSecond, 30 * kMicrosecond, {}};
+    const Options options = ToTheEnd();
     Simulator simulator(transfers, options);
     Timeline fast, naive;
     simulator.Run(snapshot, {}, &fast);
@@ -179,6 +186,7 @@ TEST(SimulatorOracle, Happy_EvaluateAgreesWithRunOnEveryCandidate) {
 TEST(SimulatorOracle, Edge_ScratchOfEarlierRunsLeavesNoTrace) {
   const estimate::TransferEstimator transfers = MakeRandomTransfers(7, kDevicesMax);
   Options options;
+  options.memory_curve = true;
   Simulator reused(transfers, options);
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     const RandomCase c = MakeRandomCase(seed);

@@ -48,6 +48,7 @@ class Maker {
     result.rules.slices = !Chance(20);
     if (Chance(20)) result.options.horizon = Time(1, 20);
     if (Chance(20)) result.options.transfer_overhead = 0;
+    result.options.memory_curve = true;
     return result;
   }
 

@@ -183,7 +183,9 @@ TEST(SimGrid, Happy_TimesAgreeWithoutContention) {
   for (size_t i = 0; i < cases.size(); ++i) {
     const SimGridCase& c = *cases[i];
     const estimate::TransferEstimator transfers(c.hosts.size());
-    Simulator simulator(transfers, {3600 * kSecond, 30 * kMicrosecond, {}});
+    Options options;
+    options.horizon = 3600 * kSecond;
+    Simulator simulator(transfers, options);
     Timeline timeline;
     simulator.Run(c.snapshot, {}, &timeline);
     moved += timeline.bytes_moved;
