@@ -16,7 +16,6 @@ constexpr uint64_t kTested = 64;  // samples before it may answer
 constexpr double kGain = 0.98;    // on while the error with is below this part of that without
 constexpr DurationNs kSmallOp = 20 * kMicrosecond;
 constexpr double kMemoryBound = 4, kComputeBound = 64;  // flops per byte
-constexpr double kSlowdownMin = 0.25, kSlowdownMax = 4;
 
 }  // namespace
 
@@ -35,7 +34,11 @@ const char* ContentionEstimator::ClassName(Class op_class) {
 }
 
 double ContentionEstimator::Model::coefficient() const {
-  return std::clamp(xy / (xx + kRidge), -kCoefficientMax, kCoefficientMax);
+  return std::clamp(xy / (xx + kRidge), 0.0, kCoefficientMax);
+}
+
+double ContentionEstimator::Model::Factor(double activity, double learned) const {
+  return (1 + coefficient() * std::min(activity, 1.0)) / (1 + coefficient() * learned);
 }
 
 bool ContentionEstimator::Model::on() const {
@@ -52,8 +55,19 @@ double ContentionEstimator::Slowdown(const OpFeatures& features, const Predictio
   if (!(activity >= 0) || prediction.activity < 0) return 1;
   const Model& model = models_[Place(features, prediction)];
   if (!model.on()) return 1;
-  const double distance = std::min(activity, 1.0) - static_cast<double>(prediction.activity);
-  return std::clamp(1 + model.coefficient() * distance, kSlowdownMin, kSlowdownMax);
+  return model.Factor(activity, static_cast<double>(prediction.activity));
+}
+
+void ContentionEstimator::Learn(OpEstimator* ops, const OpFeatures& features, double activity,
+                                DurationNs duration) {
+  if (!(activity >= 0)) return ops->Observe(features, duration);
+  const Prediction prediction = ops->Predict(features);
+  const double slowdown = Slowdown(features, prediction, activity);
+  Observe(features, prediction, activity, duration);
+  if (slowdown == 1) return ops->Observe(features, duration, activity);
+  // As it would have been at the activity that the shape was learned at.
+  const auto alone = static_cast<DurationNs>(static_cast<double>(duration) / slowdown);
+  ops->Observe(features, alone, static_cast<double>(prediction.activity));
 }
 
 void ContentionEstimator::Observe(const OpFeatures& features, const Prediction& prediction,
@@ -63,15 +77,17 @@ void ContentionEstimator::Observe(const OpFeatures& features, const Prediction& 
     return;
   }
   Model& model = models_[Place(features, prediction)];
-  const double distance = std::min(activity, 1.0) - static_cast<double>(prediction.activity);
+  const double learned = static_cast<double>(prediction.activity);
+  const double distance = std::min(activity, 1.0) - learned;
   const double excess =
       std::clamp(static_cast<double>(duration) / static_cast<double>(prediction.duration) - 1,
                  -kExcessMax, kExcessMax);
   const double rate = std::max(1.0 / static_cast<double>(++model.samples), kErrorRate);
   model.error_without += rate * (std::abs(excess) - model.error_without);
-  model.error_with += rate * (std::abs(excess - model.coefficient() * distance) - model.error_with);
+  model.error_with +=
+      rate * (std::abs(excess + 1 - model.Factor(activity, learned)) - model.error_with);
   model.xx = kForget * model.xx + distance * distance;
-  model.xy = kForget * model.xy + distance * excess;
+  model.xy = kForget * model.xy + distance * excess * (1 + model.coefficient() * learned);
 }
 
 std::vector<ContentionEstimator::Report> ContentionEstimator::Reports() const {

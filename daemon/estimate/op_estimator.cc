@@ -17,6 +17,7 @@ constexpr double kLinearRange = 4;     // factor around ratio * prior
 constexpr double kReach = 2;           // factor of cost past its ends in which the table answers
 constexpr uint32_t kTested = 4;        // tests from which a record of errors is believed
 constexpr double kTrusted = 0.25;      // error up to which a level vouches for a new shape
+constexpr double kNoResidual = 1e-5;   // below: rounding says where the mean went
 constexpr double kMeanError = 0.35;    // error of a warm mean, in deviations: the rate of the mean
 constexpr size_t kWays = 8;
 constexpr size_t kLookedAt = 16;  // signatures, to find one to drop
@@ -266,16 +267,20 @@ void OpEstimator::Observe(const OpFeatures& features, DurationNs duration, doubl
   Signature& signature = signatures_[shape->signature];
   signature.last_use = clock_;
   ++signature.samples;
-  if (activity >= 0) {
-    const auto share = static_cast<float>(std::min(activity, 1.0));
-    shape->activity =
-        shape->activity < 0
-            ? share
-            : shape->activity + static_cast<float>(RobustMean::kRate) * (share - shape->activity);
+  const double before = static_cast<double>(shape->mean.mean);
+  if (shape->mean.samples < kWarm) {
+    LearnShape(&signature, shape, features, sample);
+    FollowActivity(shape, activity, 1.0 / shape->mean.samples);
+    return;
   }
-  if (shape->mean.samples < kWarm) return LearnShape(&signature, shape, features, sample);
-  Record(&signature, static_cast<double>(shape->mean.mean), sample);
+  Record(&signature, before, sample);
   const bool stepped = shape->mean.Observe(sample);
+  // The activity that goes with the mean moves towards the sample's as far as the mean has done.
+  const double residual = sample - before;
+  FollowActivity(shape, activity,
+                 std::abs(residual) < kNoResidual * before
+                     ? RobustMean::kRate
+                     : (static_cast<double>(shape->mean.mean) - before) / residual);
   signature.drift = (signature.drift + (stepped ? 1 : 0)) * static_cast<float>(1 - kDriftFade);
   if (stepped || shape->mean.samples % kTeachEvery == 0) {
     Teach(&signature, features, shape->mean);
@@ -285,6 +290,13 @@ void OpEstimator::Observe(const OpFeatures& features, DurationNs duration, doubl
     shape->level = better ? Level::kTable : Level::kExact;
   }
   signature.last_level = shape->level;
+}
+
+void OpEstimator::FollowActivity(Shape* shape, double activity, double rate) {
+  if (!(activity >= 0)) return;
+  const auto share = static_cast<float>(std::min(activity, 1.0));
+  if (shape->activity < 0) shape->activity = share;
+  shape->activity += static_cast<float>(std::clamp(rate, 0.0, 1.0)) * (share - shape->activity);
 }
 
 // What a prediction was worth.

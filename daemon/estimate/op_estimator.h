@@ -150,6 +150,7 @@ class OpEstimator {
   uint32_t TouchSignature(uint64_t key, const OpFeatures& features);
   void Test(Signature* signature, const OpFeatures& features, double actual);
   void Teach(Signature* signature, const OpFeatures& features, const RobustMean& mean);
+  static void FollowActivity(Shape* shape, double activity, double rate);
   static void Record(Signature* signature, double predicted, double sample);
   void LearnShape(Signature* signature, Shape* shape, const OpFeatures& features, double sample);
 

@@ -22,12 +22,10 @@ class Host {
   // One run as the engine sees it. Returns |predicted / actual - 1|, with contention.
   double Run(int64_t tokens, double activity) {
     const OpFeatures op = Op(tokens);
-    const Prediction prediction = ops.Predict(op);
     const double actual = truth_(tokens, activity) * std::max(0.5, noise_(random));
     const auto duration = static_cast<DurationNs>(actual);
     const double predicted = Predict(tokens, activity);
-    contention.Observe(op, prediction, activity, duration);
-    ops.Observe(op, duration, activity);
+    contention.Learn(&ops, op, activity, duration);
     return std::abs(predicted / actual - 1);
   }
   double Predict(int64_t tokens, double activity) const {
@@ -128,13 +126,13 @@ TEST(ContentionEstimator, Edge_UnknownActivityAndBadDurationsDoNothing) {
   ContentionEstimator contention;
   const Prediction known{kMillisecond, 0, 0.5f, Prediction::Level::kExact};
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  contention.Observe(Op(64), known, -1, kMillisecond);
-  contention.Observe(Op(64), known, nan, kMillisecond);
-  contention.Observe(Op(64), known, 0.5, 0);
-  contention.Observe(Op(64), known, 0.5, -5);
-  Prediction table = known;
-  table.level = Prediction::Level::kTable;
-  contention.Observe(Op(64), table, 0.5, kMillisecond);
+  OpEstimator ops(2e10, 8e9);
+  contention.Learn(&ops, Op(64), 0.5, kMillisecond);
+  EXPECT_TRUE(contention.Reports().empty()) << "nothing was known before";
+  contention.Learn(&ops, Op(64), -1, kMillisecond);
+  contention.Learn(&ops, Op(64), nan, kMillisecond);
+  contention.Learn(&ops, Op(64), 0.5, 0);
+  contention.Learn(&ops, Op(64), 0.5, -5);
   EXPECT_TRUE(contention.Reports().empty());
   EXPECT_EQ(contention.Slowdown(Op(64), known, nan), 1);
   EXPECT_EQ(contention.Slowdown(Op(64), Prediction{}, 1), 1);
