@@ -19,6 +19,7 @@
 #include "common/units.h"
 #include "common/wire/executor_ring.h"
 #include "common/wire/tenant_ring.h"
+#include "daemon/estimate/saved.h"
 #include "daemon/graph/template.h"
 
 namespace slice::engine {
@@ -231,10 +232,15 @@ class Engine {
   virtual uint64_t OverrunDevices(TimeNs now) const = 0;
   virtual const Counters& counters() const = 0;
   virtual std::string policy_name() const = 0;
-  // JSON object texts for `slicectl status|devices|tenants`.
+  // What the estimators have learned, bounded in size, to be kept between runs...
+  virtual estimate::Saved SaveEstimates() const = 0;
+  // ...and learned again: before the first submit. Returns how many shapes and sizes counted.
+  virtual size_t LoadEstimates(const estimate::Saved& saved) = 0;
+  // JSON object texts for `slicectl status|devices|tenants|estimators`.
   virtual std::string StatusJson(TimeNs now) const = 0;
   virtual std::string DevicesJson(TimeNs now) const = 0;
   virtual std::string TenantsJson(TimeNs now) const = 0;
+  virtual std::string EstimatorsJson() const = 0;  // bounded: what was used last
 };
 
 }  // namespace slice::engine

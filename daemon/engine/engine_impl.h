@@ -12,6 +12,7 @@
 //   reports.cc           the executor's records
 //   recovery.cc          loss and return of the executor
 //   snapshot_builder.cc  the live window for what-if
+//   estimates.cc         predictions of ops, what is learned from reports, `slicectl estimators`
 //   report_json.cc       status texts
 #pragma once
 
@@ -83,6 +84,9 @@ class EngineImpl final : public Engine {
   std::string StatusJson(TimeNs now) const override;
   std::string DevicesJson(TimeNs now) const override;
   std::string TenantsJson(TimeNs now) const override;
+  estimate::Saved SaveEstimates() const override;
+  size_t LoadEstimates(const estimate::Saved& saved) override;
+  std::string EstimatorsJson() const override;
 
   // Errors: INVALID (config).
   Status Initialise();
@@ -260,6 +264,15 @@ class EngineImpl final : public Engine {
   void RestartInstance(Instance* instance);
   void SettleEverythingInFlight(TimeNs now);
 
+  // ---- estimates.cc
+  estimate::OpFeatures FeaturesOf(const Instance& instance, uint32_t op, uint8_t kind) const;
+  DurationNs PredictOp(const estimate::OpFeatures& features, double activity) const;
+  double ActivityBeside(DeviceIndex device) const;
+  DurationNs BusyBeside(DeviceIndex device, TimeNs at) const;
+  void LearnOp(const Instance& instance, uint32_t op, const wire::Finished& report);
+  std::unordered_map<uint64_t, std::string_view> NamesOf(
+      std::span<const estimate::OpEstimator::SignatureReport> reports) const;
+
   // ---- snapshot_builder.cc
   void BuildSnapshot(TimeNs now,
                      Instance* first);  // `first`: its unscheduled ops come in before all others'
@@ -283,6 +296,8 @@ class EngineImpl final : public Engine {
   estimate::OpEstimator op_estimator_;
   estimate::TransferEstimator transfer_estimator_;
   estimate::GapEstimator gap_estimator_;
+  estimate::MemoryEstimator memory_estimator_;
+  estimate::ContentionEstimator contention_estimator_;
   sim::Simulator simulator_;
   std::unique_ptr<sched::Policy> policy_;
 

@@ -81,6 +81,7 @@ void EngineImpl::Launch(Instance* instance, uint32_t op, TimeNs start) {
   if (device.launched.empty()) device.started = start;
   device.launched.push_back({instance, op});
   extra.recall_sent = extra.want_unplace = false;  // too late: that is the answer
+  device.busy_beside = -1;
   if (instance->first_start == 0) {
     instance->first_start = start;
     gmg_.Write(instance->slot).start_ns = start;
@@ -103,6 +104,9 @@ Status EngineImpl::OnStarted(const wire::Started& report, TimeNs now) {
   if (report.start_ns < 0 || report.start_ns > now + kSecond)
     return Garbage("a start in the future", report.instance, report.op);
   Launch(instance, report.op, report.start_ns);
+  DeviceState& device = devices_[record.device];
+  if (device.launched.size() == 1)
+    device.busy_beside = BusyBeside(record.device, report.start_ns);
   if (instance->phase == Phase::kStarted) UnplaceWanted(instance, now);
   return Status::Ok();
 }
@@ -137,10 +141,7 @@ void EngineImpl::RecordOp(Instance* instance, uint32_t op, const wire::Finished&
   gmg::OpRecord& record = Op(*instance, op);
   DeviceState& device = devices_[record.device];
   const DurationNs duration = report.end_ns - report.start_ns;
-  op_estimator_.Observe(
-      {instance->graph->groups()[op].signature, config_.devices[device.index].kind,
-       instance->sizes.flops(op), instance->sizes.bytes(op)},
-      duration);
+  LearnOp(*instance, op, report);
   // A p99 that follows: up by 99 parts for a sample above, down by one for a sample below.
   const DurationNs latency = std::clamp<DurationNs>(now - report.end_ns, 0, 5 * kMillisecond);
   constexpr DurationNs kStep = 2 * kMicrosecond;

@@ -206,6 +206,8 @@ struct DeviceState {
   DomainIndex domain = 0;
   std::vector<OpRef> placed, issued, launched;
   TimeNs started = 0;  // of the first launched op
+  // Of the other devices together when it started; < 0: not known, or not the only one launched.
+  DurationNs busy_beside = -1;
   TimeNs idle_since = 0;
   bool hosts_online = false;
   TimeNs phantom_from = kNever, phantom_until = 0;

@@ -241,11 +241,10 @@ void EngineImpl::FillInstance(Instance* instance, Tenant* tenant, Binding* bindi
   instance->last_device = kNoDevice;
   instance->key_stamp = 0;
   gmg::OpRecord* const ops = gmg_.ops(instance->slot);
+  const uint8_t kind = config_.devices[tenant->config.home].kind;
+  const double activity = ActivityBeside(tenant->config.home);
   for (uint32_t op = 0; op < op_count; ++op) {
-    const estimate::OpFeatures features{instance->graph->groups()[op].signature,
-                                        config_.devices[tenant->config.home].kind,
-                                        instance->sizes.flops(op), instance->sizes.bytes(op)};
-    const DurationNs duration = std::max<DurationNs>(op_estimator_.Predict(features).duration, 1);
+    const DurationNs duration = PredictOp(FeaturesOf(*instance, op, kind), activity);
     instance->work_left += duration;
     ops[op].duration_ns = duration;
     for (const PieceUse& use : binding->group_pieces[op]) {

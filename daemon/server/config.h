@@ -57,7 +57,8 @@ struct ServerConfig {
   std::string admin_group;  // may use administration requests; "" = root and the daemon's user only
   std::string log_file;     // "" = stderr
   LogLevel log_level = LogLevel::kInfo;
-  std::string executor_path;  // "" = slice-executor beside sliced
+  std::string executor_path;   // "" = slice-executor beside sliced
+  std::string estimates_file;  // learned durations, between runs; "" = not kept
   DurationNs executor_request_timeout = 60 * kSecond;
   DurationNs hang_limit =
       120 * kSecond;  // an op that runs longer: the executor is restarted; 0 = never

@@ -72,6 +72,15 @@ Status CheckLogFile(const std::string& path) {
   return ErrnoError(StatusCode::kInvalid, errno, "log_file: cannot write '%s'", path.c_str());
 }
 
+// It is replaced as a whole, so its folder counts.
+Status CheckEstimatesFile(const std::string& path) {
+  if (path.empty()) return Status::Ok();
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode))
+    return Error(StatusCode::kInvalid, "estimates_file: '%s' is a folder", path.c_str());
+  return CheckFolder(FolderOf(path), "estimates_file");
+}
+
 Status CheckExecutor(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0)
@@ -168,6 +177,7 @@ std::string PolicyText(const TenantPolicy& policy) {
 Status CheckConfig(const ServerConfig& config) {
   SLICE_RETURN_IF_ERROR(CheckSocket(config.socket_path));
   SLICE_RETURN_IF_ERROR(CheckLogFile(config.log_file));
+  SLICE_RETURN_IF_ERROR(CheckEstimatesFile(config.estimates_file));
   SLICE_RETURN_IF_ERROR(CheckExecutor(config.executor_path));
   SLICE_RETURN_IF_ERROR(CheckAdminGroup(config.admin_group));
   SLICE_RETURN_IF_ERROR(CheckDevices(config));
@@ -190,6 +200,7 @@ std::string DescribeConfig(const ServerConfig& config) {
   line("executor", config.executor_path);
   line("log", std::string(kLevels[static_cast<size_t>(config.log_level)]) + ", to " +
                   (config.log_file.empty() ? "standard error" : config.log_file));
+  line("estimates", config.estimates_file.empty() ? "not kept" : config.estimates_file);
   line("admin group", config.admin_group.empty() ? "none" : config.admin_group);
   line("policy", config.engine.policy);
   line("executor timeout", MillisecondsText(config.executor_request_timeout));

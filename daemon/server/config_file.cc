@@ -158,6 +158,7 @@ class Parser {
     SLICE_RETURN_IF_ERROR(table->Text("admin_group", &config_.admin_group));
     SLICE_RETURN_IF_ERROR(table->Text("executor", &config_.executor_path));
     SLICE_RETURN_IF_ERROR(table->Text("log_file", &config_.log_file));
+    SLICE_RETURN_IF_ERROR(table->Text("estimates_file", &config_.estimates_file));
     std::string level = "info";
     SLICE_RETURN_IF_ERROR(table->Text("log_level", &level));
     const std::vector<std::string> levels = {"debug", "info", "warning", "error"};

@@ -22,7 +22,7 @@ using slice::Status;
 using slice::server::ServerConfig;
 
 struct Arguments {
-  std::string config, socket, executor, policy, pool, retained, log_level, record_rounds;
+  std::string config, socket, executor, policy, pool, retained, log_level, estimates, record_rounds;
   int cpu_devices = 2;
   bool has_pool = false, has_retained = false;
   bool check_config = false;
@@ -66,6 +66,7 @@ Result<ServerConfig> MakeConfig(const Arguments& arguments) {
   if (!arguments.executor.empty()) config.executor_path = arguments.executor;
   if (config.executor_path.empty()) config.executor_path = BesideSliced("slice-executor");
   if (!arguments.policy.empty()) config.engine.policy = arguments.policy;
+  if (!arguments.estimates.empty()) config.estimates_file = arguments.estimates;
   if (arguments.log_level == "debug") config.log_level = slice::LogLevel::kDebug;
   if (arguments.log_level == "info") config.log_level = slice::LogLevel::kInfo;
   if (arguments.log_level == "warning") config.log_level = slice::LogLevel::kWarning;
@@ -125,6 +126,9 @@ int main(int argc, char** argv) {
       ->check(not_empty);
   app.add_option("--policy", arguments.policy,
                  "Scheduling policy: slice, fifo, online-only or priority")
+      ->check(not_empty);
+  app.add_option("--estimates-file", arguments.estimates,
+                 "Where learned durations are kept between runs; default: nowhere")
       ->check(not_empty);
   app.add_option("--cpu-devices", arguments.cpu_devices,
                  "Number of CPU devices; not with --config, whose file names its devices")

@@ -16,6 +16,7 @@
 
 #include "common/clock.h"
 #include "common/process.h"
+#include "daemon/server/estimates_file.h"
 
 namespace slice::server {
 namespace {
@@ -77,6 +78,9 @@ Status Server::Open(Parts parts) {
   };
   SLICE_ASSIGN_OR_RETURN(loop_, EngineLoop::Create(config_.engine, gmg_->memory(),
                                                    parts.engine_factory, options, events));
+  if (!config_.estimates_file.empty()) {
+    loop_->engine().LoadEstimates(LoadEstimates(config_.estimates_file, config_.engine.domains));
+  }
   supervisor_ = std::make_unique<Supervisor>(
       config_, std::move(parts.launcher), loop_.get(), &poller_,
       [this](const Fd& fd, DurationNs timeout) { return WaitForExecutor(fd, timeout); },
@@ -167,9 +171,18 @@ void Server::Drain() {
     SLICE_LOG_WARN("server", "%u sessions had ops that did not end within %lld s",
                    services_->tenants_leaving, static_cast<long long>(kDrainLimit / kSecond));
   }
+  KeepEstimates();
   loop_->Stop();
   supervisor_.reset();  // and the executor with it
   SLICE_LOG_INFO("server", "sliced stopped");
+}
+
+void Server::KeepEstimates() {
+  if (config_.estimates_file.empty()) return;
+  estimate::Saved saved;
+  loop_->Call([&] { saved = loop_->engine().SaveEstimates(); });
+  const Status status = SaveEstimates(config_.estimates_file, saved, config_.engine.domains);
+  if (!status.ok()) SLICE_LOG_WARN("server", "estimates are lost: %s", status.text().c_str());
 }
 
 void Server::AcceptSome() {

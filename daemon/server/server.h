@@ -59,6 +59,7 @@ class Server {
   bool WaitForExecutor(const Fd& fd, DurationNs timeout);
   void EndSessions();
   void Drain();
+  void KeepEstimates();
   std::string StatusJson();
   std::string DevicesJson();
 

@@ -85,8 +85,12 @@ Status Session::Administer(const proto::Request& request, std::vector<Fd>* fds) 
     case 2:
       loop.Call([&] { text = loop.engine().TenantsJson(MonotonicNow()); });
       break;
+    case 3:
+      loop.Call([&] { text = loop.engine().EstimatorsJson(); });
+      break;
     default:
-      return Error(StatusCode::kInvalid, "status of %u: 0 status, 1 devices, 2 tenants",
+      return Error(StatusCode::kInvalid,
+                   "status of %u: 0 status, 1 devices, 2 tenants, 3 estimators",
                    request.status().what());
   }
   reply.mutable_body()->set_text(std::move(text));

@@ -28,7 +28,7 @@ ALLOWED = {
     "daemon/engine": {
         "common", "daemon/graph", "daemon/gmg", "daemon/estimate", "daemon/sim", "daemon/sched", "daemon/transfer",
     },
-    "daemon/server": {"common", "include", "proto", "daemon/graph", "daemon/gmg", "daemon/engine"},
+    "daemon/server": {"common", "include", "proto", "daemon/graph", "daemon/gmg", "daemon/estimate", "daemon/engine"},
     "daemon/executor": {"common", "include", "proto", "daemon/graph"},
     "libclient": {"common", "include", "proto"},
     "tools/replay": {"common", "daemon/estimate"},

@@ -25,7 +25,7 @@ class AdminTest : public ServerFixture {
 TEST_F(AdminTest, Happy_StatusNeedsNoHello) {
   Start();
   RawTenant admin = Connect();
-  for (uint32_t what = 0; what < 3; ++what) {
+  for (uint32_t what = 0; what < 4; ++what) {
     proto::Request request;
     request.mutable_status()->set_what(what);
     const auto reply = admin.Call(request);
@@ -33,7 +33,7 @@ TEST_F(AdminTest, Happy_StatusNeedsNoHello) {
     EXPECT_TRUE(nlohmann::json::parse(reply->body().text()).is_object());
   }
   proto::Request request;
-  request.mutable_status()->set_what(3);
+  request.mutable_status()->set_what(4);
   EXPECT_EQ(admin.Call(request)->status(), SLICE_ERR_INVALID);
 }
 

@@ -26,6 +26,7 @@ TEST(ConfigTest, Happy_ParsesAllKeys) {
 socket = "/tmp/s.sock"
 admin_group = "adm"
 log_level = "warning"
+estimates_file = "/var/lib/e.json"
 executor = "/usr/bin/slice-executor"
 hang_limit_ms = 5000
 [[domain]]
@@ -182,6 +183,11 @@ TEST_F(CheckConfigTest, Edge_PathsThatCannotWork) {
   config.log_file = "/proc/version";
   if (::geteuid() != 0) ExpectRefused("cannot write '/proc/version'");
   config.log_file.clear();
+  config.estimates_file = "/nonexistent/estimates.json";
+  ExpectRefused("estimates_file: cannot write to folder '/nonexistent'");
+  config.estimates_file = "/tmp";
+  ExpectRefused("estimates_file: '/tmp' is a folder");
+  config.estimates_file.clear();
   config.executor_path = "/nonexistent/slice-executor";
   ExpectRefused("executor: '/nonexistent/slice-executor'");
   config.executor_path = "/etc/passwd";

@@ -14,7 +14,7 @@ class SlicectlTest : public ::testing::Test {
 };
 
 TEST_F(SlicectlTest, Happy_EveryViewHasATableAndJson) {
-  for (const char* what : {"status", "devices", "tenants", "graphs", "explain"}) {
+  for (const char* what : {"status", "devices", "tenants", "estimators", "graphs", "explain"}) {
     const Finished table = daemon.Ctl({what});
     EXPECT_EQ(table.status, 0) << what << ": " << table.output;
     EXPECT_FALSE(table.output.empty());

@@ -135,7 +135,13 @@ class StubEngine final : public engine::Engine {
   uint64_t OverrunDevices(TimeNs) const override { return control_->overrun_devices; }
   const engine::Counters& counters() const override { return counters_; }
   std::string policy_name() const override { return policy_; }
+  estimate::Saved SaveEstimates() const override { return saved_; }
+  size_t LoadEstimates(const estimate::Saved& saved) override {
+    saved_ = saved;
+    return saved.signatures.size() + saved.links.size();
+  }
   std::string StatusJson(TimeNs) const override { return "{\"stub\":true}"; }
+  std::string EstimatorsJson() const override { return "{\"signatures\":[]}"; }
   std::string DevicesJson(TimeNs) const override { return "{\"devices\":[]}"; }
   std::string TenantsJson(TimeNs) const override {
     return "{\"tenants\":[],\"padding\":\"" + std::string(control_->tenants_json_bytes, 'x') +
@@ -168,6 +174,7 @@ class StubEngine final : public engine::Engine {
 
   Control* control_;
   engine::Sink* sink_;
+  estimate::Saved saved_;
   engine::Counters counters_;
   std::string policy_ = "slice";
   std::map<uint32_t, engine::TenantConfig> tenants_;

@@ -374,6 +374,7 @@ void VirtualExecutor::FinishOp(InstanceKey key, uint32_t op, DeviceIndex index, 
     finished.end_ns = now_;
     finished.cpu_ns = now_ - ops[record].start;
     finished.device = index;
+    if (peak_of) finished.peak_bytes = peak_of(key.first, op);
     Report(wire::kFinished, finished);
     if (!instance->ending) Refresh(key, instance);
   }

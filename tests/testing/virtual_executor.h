@@ -100,6 +100,7 @@ class VirtualExecutor : public engine::Sink {
   // Set to decide the fate of an op: >= 0 fails it with that status after its time.
   std::function<int(uint64_t instance, uint32_t op)> fail_op;
   std::function<DurationNs(uint64_t instance, uint32_t op, DurationNs planned)> duration_of;
+  std::function<int64_t(uint64_t instance, uint32_t op)> peak_of;  // bytes reported; else 0
   std::function<void(uint32_t type, std::span<const std::byte> payload)> on_command,
       on_report;                                        // spies, before delivery
   std::function<int(uint64_t transfer)> fail_transfer;  // status of its TransferDone

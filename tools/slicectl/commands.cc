@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-enum What : uint32_t { kStatus = 0, kDevices = 1, kTenants = 2 };
+enum What : uint32_t { kStatus = 0, kDevices = 1, kTenants = 2, kEstimators = 3 };
 
 // A daemon that does not answer can still be looked at.
 Status WithAdvice(const Status& status) {
@@ -78,6 +78,11 @@ int64_t Number(const json& object, const char* key) {
 std::string Bytes(const json& object, const char* key) { return FormatBytes(Number(object, key)); }
 std::string Duration(const json& object, const char* key) {
   return FormatDuration(Number(object, key));
+}
+std::string Percent(const json& object, const char* key) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", 100 * object.value(key, 0.0));
+  return text;
 }
 std::string Pretty(const json& object) {
   return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
@@ -149,6 +154,41 @@ Result<std::string> Tenants(const Context& context) {
                Bytes(tenant, "retained_bytes")});
   }
   return table.size() == 0 ? std::string("no sessions\n") : table.Render();
+}
+
+Result<std::string> Estimators(const Context& context) {
+  SLICE_ASSIGN_OR_RETURN(const json answer, AskStatus(context, kEstimators));
+  if (context.json) return Pretty(answer);
+  Table signatures({"SIGNATURE", "OPERATOR", "KIND>", "LEVEL", "SAMPLES>", "SHAPES>", "ERROR>",
+                    "NEW SHAPES>", "DRIFT", "MEMORY>"});
+  for (const json& item : answer.value("signatures", json::array())) {
+    const bool measured = Number(item, "memory_samples") > 0;
+    signatures.Add({Text(item, "signature"), Text(item, "name"), Text(item, "device_kind"),
+                    Text(item, "level"), Text(item, "samples"), Text(item, "shapes"),
+                    Percent(item, "error"), Percent(item, "table_error"), Text(item, "drift"),
+                    measured ? "x " + Text(item, "memory_ratio") : "-"});
+  }
+  Table links({"FROM", "TO", "SAMPLES>", "ERROR>", "LATENCY>", "PER SECOND>"});
+  for (const json& item : answer.value("links", json::array())) {
+    links.Add({Text(item, "source"), Text(item, "destination"), Text(item, "samples"),
+               Percent(item, "error"), Duration(item, "latency_ns"),
+               Bytes(item, "bytes_per_second")});
+  }
+  Table classes(
+      {"KIND>", "OPERATORS", "SAMPLES>", "CONTENTION", "SLOWDOWN>", "ERROR WITHOUT>", "WITH>"});
+  for (const json& item : answer.value("contention", json::array())) {
+    classes.Add({Text(item, "device_kind"), Text(item, "class"), Text(item, "samples"),
+                 item.value("on", false) ? "on" : "off", Percent(item, "slowdown"),
+                 Percent(item, "error_without"), Percent(item, "error_with")});
+  }
+  std::string text = signatures.size() == 0 ? "no operators measured yet\n" : signatures.Render();
+  if (const int64_t left = Number(answer, "signatures_left_out"); left > 0)
+    text += "and " + std::to_string(left) + " signatures used longer ago\n";
+  if (links.size() != 0) text += "\n" + links.Render();
+  if (const int64_t left = Number(answer, "links_left_out"); left > 0)
+    text += "and " + std::to_string(left) + " more links\n";
+  if (classes.size() != 0) text += "\n" + classes.Render();
+  return text;
 }
 
 namespace {

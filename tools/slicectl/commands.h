@@ -21,6 +21,7 @@ struct Context {
 Result<std::string> DaemonStatus(const Context& context);
 Result<std::string> Devices(const Context& context);
 Result<std::string> Tenants(const Context& context);
+Result<std::string> Estimators(const Context& context);
 Result<std::string> Graphs(const Context& context, bool with_ops);
 Result<std::string> Explain(const Context& context, size_t newest_max);
 Result<std::string> PolicyGet(const Context& context);

@@ -42,6 +42,8 @@ int main(int argc, char** argv) {
           [&] { return ctl::DaemonStatus(context); });
   command(&app, "devices", "Devices and memory domains", [&] { return ctl::Devices(context); });
   command(&app, "tenants", "Sessions and what they hold", [&] { return ctl::Tenants(context); });
+  command(&app, "estimators", "What is known of durations: by operator, link and load",
+          [&] { return ctl::Estimators(context); });
   command(&app, "graphs", "Live instances, read from shared memory (works while sliced is stopped)",
           [&] { return ctl::Graphs(context, with_ops); })
       ->add_flag("--ops", with_ops, "Every op of every instance");
