@@ -7,7 +7,6 @@
 namespace slice::sim {
 namespace {
 
-constexpr uint64_t Bit(uint32_t index) { return uint64_t{1} << (index & 63); }
 constexpr auto kLater = [](const auto& a, const auto& b) { return a.at > b.at; };
 
 }  // namespace

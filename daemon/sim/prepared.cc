@@ -5,19 +5,13 @@
 namespace slice::sim {
 namespace {
 
-constexpr uint64_t Bit(uint32_t index) { return uint64_t{1} << (index & 63); }
 constexpr int64_t kPackedMax = UINT32_MAX;
-
-template <typename T>
-size_t BytesOf(const std::vector<T>& v) {
-  return v.size() * sizeof(T);
-}
 
 }  // namespace
 
 size_t Prepared::bytes() const {
-  return BytesOf(ops) + BytesOf(index) + BytesOf(edges) + BytesOf(generals) + BytesOf(slots) +
-         BytesOf(tensors) + BytesOf(transfers) + BytesOf(running) + BytesOf(sinks) + BytesOf(batch);
+  return BytesIn(ops) + BytesIn(index) + BytesIn(edges) + BytesIn(generals) + BytesIn(slots) +
+         BytesIn(tensors) + BytesIn(transfers) + BytesIn(running) + BytesIn(sinks) + BytesIn(batch);
 }
 
 void Preparation::Run(const Snapshot& snapshot, std::span<const OpIndex> batch, Rules rules,

@@ -17,6 +17,12 @@
 
 namespace slice::sim {
 
+constexpr uint64_t Bit(uint32_t index) { return uint64_t{1} << (index & 63); }
+template <typename T>
+size_t BytesIn(const std::vector<T>& v) {
+  return v.size() * sizeof(T);
+}
+
 struct Prepared {
   static constexpr uint8_t kGeneral = 1;   // `take` is its index in `generals`
   static constexpr uint8_t kSink = 2;      // no successor inside its instance

@@ -8,7 +8,6 @@
 namespace slice::sim {
 namespace {
 
-constexpr uint64_t Bit(uint32_t index) { return uint64_t{1} << (index & 63); }
 inline uint32_t LowestBit(uint64_t mask) {  // of one that is not 0
   return static_cast<uint32_t>(__builtin_ctzll(mask));
 }
@@ -16,18 +15,13 @@ constexpr uint32_t kSlotBits = 8;                          // of a key: the devi
 constexpr uint64_t kKeyTimeMax = (uint64_t{1} << 55) - 1;  // beyond every horizon
 constexpr TimeNs kNowMax = TimeNs{1} << 61;  // 73 years: sums with what is in keys stay times
 
-template <typename T>
-size_t BytesOf(const std::vector<T>& v) {
-  return v.size() * sizeof(T);
-}
-
 }  // namespace
 
 size_t SimulationState::bytes() const {
-  return BytesOf(keys) + BytesOf(groups) + BytesOf(left) + BytesOf(ready) + BytesOf(devices) +
-         BytesOf(domains) + BytesOf(generals) + BytesOf(tensors) + BytesOf(instances) +
-         BytesOf(intents) + BytesOf(waiting) + BytesOf(waiters) + BytesOf(timers) +
-         BytesOf(released) + BytesOf(fresh) + BytesOf(due);
+  return BytesIn(keys) + BytesIn(groups) + BytesIn(left) + BytesIn(ready) + BytesIn(devices) +
+         BytesIn(domains) + BytesIn(generals) + BytesIn(tensors) + BytesIn(instances) +
+         BytesIn(intents) + BytesIn(waiting) + BytesIn(waiters) + BytesIn(timers) +
+         BytesIn(released) + BytesIn(fresh) + BytesIn(due);
 }
 
 // ---- from the snapshot to the end ----

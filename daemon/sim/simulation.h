@@ -6,8 +6,8 @@
 // (`side_next`).
 //
 // The state is a few flat arrays, about 5 bytes per op: a candidate starts from a copy of the
-// common prefix's. (Undoing instead costs a log entry for every write; copying 1,024 ops is less
-// than simulating 10.)
+// common prefix's. (Undoing instead would cost a log entry for every write; copying the state of
+// 1,024 ops takes as long as simulating five.)
 #pragma once
 
 #include <array>

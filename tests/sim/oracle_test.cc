@@ -107,8 +107,8 @@ TEST(SimulatorOracle, Happy_MemoryComesBackWhenAllIsDone) {
 
 TEST(SimulatorOracle, Happy_ChainsOverDevicesEqualTheNaiveSimulator) {
   uint64_t seed = 0;
-  for (const uint32_t devices : {1, 2, 8, 9, 64}) {
-    for (const uint32_t ops : {64, 640, 6'400}) {
+  for (const uint32_t devices : {1U, 2U, 8U, 9U, 64U}) {
+    for (const uint32_t ops : {64U, 640U, 6'400U}) {
       const Snapshot snapshot = MakeWorkload(ops, devices, ++seed);
       const estimate::TransferEstimator transfers(devices);
       const Options options = ToTheEnd();
@@ -126,7 +126,7 @@ TEST(SimulatorOracle, Happy_ChainsOverDevicesEqualTheNaiveSimulator) {
 }
 
 TEST(SimulatorOracle, Edge_SetsOfThreeAndFourLevels) {
-  for (const uint32_t ops : {20'000, 300'000}) {
+  for (const uint32_t ops : {20'000U, 300'000U}) {
     const Snapshot snapshot = MakeWorkload(ops, 8, 3);
     const estimate::TransferEstimator transfers(8);
     const Options options = ToTheEnd();

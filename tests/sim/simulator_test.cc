@@ -212,6 +212,66 @@ TEST_F(SimulatorTest, Happy_ActivationBytesComeBackAfterTheLastConsumer) {
   }
 }
 
+TEST_F(SimulatorTest, Happy_TheFirstInfeasibilityNamesItsCause) {
+  SnapshotBuilder builder(2, 1'000 * kMs, 1'000);
+  const uint32_t instance = builder.Offline();
+  OpSpec spec = PlacedOn(instance, 0, 2 * kMs);
+  const OpIndex fits = builder.Op(spec);
+  spec.after = {fits};
+  spec.writes = {builder.Activation(1'300, instance)};
+  const OpIndex large = builder.Op(spec);
+  spec.after = {large};
+  spec.writes = {builder.Activation(5'000, instance)};
+  builder.Op(spec);
+  const Infeasible outputs = Run(builder).infeasible;
+  EXPECT_TRUE(outputs == (Infeasible{Infeasible::Cause::kMemory, 0, builder.now() + 2 * kMs, large,
+                                     kNone, 300}));
+
+  SnapshotBuilder pinned(2);
+  const TensorIndex weights = pinned.Tensor(kMb, 0b01);
+  pinned.tensor(weights).pinned = true;
+  OpSpec elsewhere = PlacedOn(pinned.Offline(), 1);
+  elsewhere.reads = {weights};
+  const OpIndex op = pinned.Op(elsewhere);
+  EXPECT_TRUE(Run(pinned).infeasible ==
+              (Infeasible{Infeasible::Cause::kPinned, 1, pinned.now(), op, weights, 0}));
+}
+
+TEST_F(SimulatorTest, Happy_CopyThatDoesNotFitIsNamed) {
+  SnapshotBuilder builder(2, 1'000 * kMs, 1'000);
+  const uint32_t instance = builder.Offline();
+  const TensorIndex input = builder.Activation(1'500, instance, 0b01);
+  OpSpec spec = PlacedOn(instance, 1);
+  spec.reads = {input};
+  builder.Op(spec);
+  EXPECT_TRUE(Run(builder).infeasible ==
+              (Infeasible{Infeasible::Cause::kMemory, 1, builder.now(), kNone, input, 500}));
+}
+
+TEST_F(SimulatorTest, Happy_MemoryCurveHasEachStepAndThePeak) {
+  SnapshotBuilder builder(1, 1'000 * kMs, 1'000);
+  const uint32_t instance = builder.Offline();
+  const TensorIndex between = builder.Activation(300, instance);
+  OpSpec spec = PlacedOn(instance, 0);
+  spec.writes = {between};
+  const OpIndex makes = builder.Op(spec);
+  spec.after = {makes};
+  spec.reads = {between};
+  spec.writes = {};
+  spec.memory_bytes = 200;
+  builder.Op(spec);
+  Options options;
+  options.memory_curve = true;
+  Simulator simulator(transfers_, options);
+  Timeline timeline;
+  simulator.Run(builder.Build(), {}, &timeline);
+  const TimeNs now = builder.now();
+  const std::vector<MemoryPoint> expected = {{now, 700}, {now + kMs, 500}, {now + 2 * kMs, 1'000}};
+  ASSERT_EQ(timeline.memory.size(), 1u);
+  EXPECT_TRUE(timeline.memory[0] == expected);
+  EXPECT_EQ(timeline.free_bytes_min, std::vector<int64_t>{500});
+}
+
 TEST_F(SimulatorTest, Happy_MemoryBeyondTheOutputsIsHeldWhileTheOpRuns) {
   SnapshotBuilder builder(1, 1'000 * kMs, 150);
   const uint32_t instance = builder.Offline();
