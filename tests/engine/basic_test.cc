@@ -202,6 +202,137 @@ TEST_F(EngineRefusals, Edge_released_tensors_stay_until_the_last_use) {
   EXPECT_TRUE(sim.engine().TensorSetGone(service.constants));
 }
 
+// Every kind of bad input: its code, and nothing has changed.
+TEST_F(EngineRefusals, Malicious_bad_input_has_a_typed_error_and_changes_nothing) {
+  engine::Engine& engine = sim.engine();
+  const auto state = [this] {
+    return gmg::Reader::Open(sim.gmg_memory())->GraphsJson(true) +
+           sim.engine().TenantsJson(sim.now());
+  };
+  const std::string before = state();
+  const uint64_t refused = engine.counters().refused;
+  // Ids that are gone or were never there.
+  EXPECT_EQ(engine.RemoveTemplate({4711}).code(), StatusCode::kStale);
+  EXPECT_EQ(engine.RemoveBinding({4711}).code(), StatusCode::kStale);
+  EXPECT_EQ(engine.RemoveTensorSet({4711}, sim.now()).code(), StatusCode::kStale);
+  EXPECT_EQ(engine.Replicate({4711}, 0, sim.now()).code(), StatusCode::kStale);
+  engine::TensorSetConfig set;
+  set.id = {900};
+  set.tenant = {4711};
+  EXPECT_EQ(engine.AddTensorSet(set, sim.now()).code(), StatusCode::kStale);
+  engine::BindingConfig binding;
+  binding.id = {901};
+  binding.tenant = tenant;
+  binding.graph = {4711};
+  EXPECT_EQ(engine.AddBinding(binding).code(), StatusCode::kStale);
+  // Devices and domains that do not exist.
+  engine::TenantConfig config;
+  config.id = {902};
+  config.home = 1;
+  EXPECT_EQ(engine.AddTenant(config, sim.now()).code(), StatusCode::kInvalid);
+  config.home = 0;
+  config.device_mask = 2;
+  EXPECT_EQ(engine.AddTenant(config, sim.now()).code(), StatusCode::kInvalid);
+  EXPECT_EQ(engine.Replicate(service.constants, 7, sim.now()).code(), StatusCode::kInvalid);
+  set.tenant = tenant;
+  set.home = 7;
+  EXPECT_EQ(engine.AddTensorSet(set, sim.now()).code(), StatusCode::kInvalid);
+  // Twice the same id.
+  EXPECT_EQ(engine.AddTemplate({1}, nullptr).code(), StatusCode::kInvalid);
+  config.id = tenant;
+  config.device_mask = 0;
+  EXPECT_EQ(engine.AddTenant(config, sim.now()).code(), StatusCode::kInvalid);
+  EXPECT_EQ(state(), before);
+  // Sizes that are negative, too large, or do not fit in 63 bits.
+  set.home = 0;
+  set.tensors = {{"w", -1, 0}};
+  EXPECT_EQ(engine.AddTensorSet(set, sim.now()).code(), StatusCode::kOverflow);
+  set.tensors = {{"w", INT64_MAX, 0}, {"v", 1, 0}};
+  EXPECT_EQ(engine.AddTensorSet(set, sim.now()).code(), StatusCode::kOverflow);
+  set.tensors = {{"w", int64_t{1} << 50, 0}};
+  EXPECT_EQ(engine.AddTensorSet(set, sim.now()).code(), StatusCode::kNeverFits);
+  EXPECT_EQ(state(), before);
+  // Reports and cancels of instances of an earlier generation.
+  engine.Cancel(tenant, 4711, sim.now());
+  wire::Finished finished{};
+  finished.instance = uint64_t{9} << 20 | 3;
+  finished.attempt = 1;
+  EXPECT_TRUE(engine
+                  .HandleReport(wire::kFinished,
+                                {reinterpret_cast<const std::byte*>(&finished), sizeof(finished)},
+                                sim.now())
+                  .ok())
+      << "late, not wrong";
+  EXPECT_EQ(state(), before);
+  EXPECT_EQ(engine.counters().refused, refused);
+}
+
+TEST(EngineRefusal, Malicious_symbols_out_of_range_leave_the_gmg_as_it_was) {
+  Simulation sim(MakeConfig(1));
+  const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
+  const Simulation::Service service = sim.AddService(tenant, SymbolicLlama(2, 64, 4096));
+  const auto instances = [&] { return gmg::Reader::Open(sim.gmg_memory())->Instances().size(); };
+  uint64_t cookie = 0;
+  const auto status = [&](std::vector<int64_t> symbols) {
+    const int64_t tokens = symbols.empty() ? 1 : std::max<int64_t>(symbols[0], 1);
+    const wire::ArenaRange in{0, static_cast<uint64_t>(8 * tokens)};
+    const wire::ArenaRange out{1 << 20, static_cast<uint64_t>(64'000 * tokens)};
+    engine::Submit submit;
+    submit.tenant = tenant;
+    submit.cookie = ++cookie;
+    submit.binding = service.binding;
+    submit.symbols = symbols;
+    submit.inputs = {&in, 1};
+    submit.outputs = {&out, 1};
+    sim.engine().Handle(submit, sim.now());
+    return sim.StatusOf(tenant, cookie);
+  };
+  for (const int64_t bad : {int64_t{0}, int64_t{-1}, INT64_MIN, int64_t{4097}})
+    EXPECT_EQ(status({bad}), SLICE_ERR_OVERFLOW) << bad;
+  EXPECT_EQ(status({}), SLICE_ERR_OVERFLOW) << "none given";
+  EXPECT_EQ(status({1, 1}), SLICE_ERR_OVERFLOW) << "more than declared";
+  EXPECT_EQ(instances(), 0u);
+  EXPECT_EQ(sim.engine().counters().refused, 6u);
+  EXPECT_EQ(status({4}), -1) << "a right one runs";
+  EXPECT_EQ(instances(), 1u);
+  sim.engine().Cancel(tenant, cookie, sim.now());
+  EXPECT_EQ(instances(), 0u);
+}
+
+TEST(EngineGmg, Happy_reader_sees_who_waits_for_a_piece) {
+  Simulation sim(MakeConfig(1));
+  const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
+  const Simulation::Service service = sim.AddService(tenant, Llama(2, kMillisecond, 4096, 4096));
+  for (int i = 0; i < 5; ++i) sim.Submit(service);
+  sim.Command(service, wire::kTensorReset, {service.pieces[0]});
+  for (int i = 0; i < 5; ++i) sim.Submit(service);
+  const auto piece = [&](size_t index) {
+    return gmg::Reader::Open(sim.gmg_memory())->Pieces()[index];
+  };
+  const gmg::PieceView first = piece(0);
+  EXPECT_EQ(first.queue_length, 11u);
+  EXPECT_EQ(first.version, 0u);
+  ASSERT_EQ(first.queue.size(), 8u);
+  const auto instances = gmg::Reader::Open(sim.gmg_memory())->Instances();
+  for (uint32_t e = 0; e < 8; ++e) {
+    EXPECT_EQ(first.queue[e].waits_for, e) << "writers wait for everybody before";
+    EXPECT_EQ(gmg::AccessName(first.queue[e]), e == 5 ? "reset" : "write");
+    const bool command = first.queue[e].kind == gmg::AccessKind::kCommand;
+    EXPECT_EQ(command, e == 5);
+    EXPECT_TRUE(command || first.queue[e].owner == instances[e < 5 ? e : e - 1].id);
+  }
+  EXPECT_EQ(piece(1).queue_length, 10u);
+  // The first request has written both layers and runs its head.
+  sim.RunUntil(2'500 * kMicrosecond);
+  EXPECT_EQ(piece(0).version, 1u);
+  EXPECT_EQ(piece(2).version, 1u);
+  EXPECT_EQ(piece(0).queue_length, 10u);
+  ASSERT_TRUE(sim.RunAll(kSecond));
+  EXPECT_EQ(piece(0).version, 11u);
+  EXPECT_EQ(piece(3).version, 10u);
+  ExpectClean(sim);
+}
+
 TEST(EngineGmg, Happy_reader_sees_a_running_graph_with_names_and_decisions) {
   Simulation sim(MakeConfig(1));
   const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);

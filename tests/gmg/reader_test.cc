@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "daemon/gmg/gmg.h"
 #include "tests/testing/graph_builder.h"
@@ -115,6 +116,95 @@ TEST(GmgReader, Race_instances_are_seen_whole) {
   stop.store(true);
   writer.join();
   EXPECT_GT(seen, 0);
+}
+
+// Blocks are freed and used again by instances of another size; 4 readers at full speed. An odd id
+// has 8 ops, an even one 5, and every op carries the id.
+TEST(GmgReader, Race_reused_blocks_are_never_mixed) {
+  Segment segment;
+  const std::shared_ptr<const graph::Template> graphs[] = {testing::Chain(5, 1000, 256),
+                                                           testing::Chain(8, 1000, 512)};
+  graph::BoundSizes sizes[2];
+  for (size_t g = 0; g < 2; ++g) ASSERT_TRUE(graphs[g]->Bind({}, &sizes[g]).ok());
+  std::atomic<uint64_t> seen{0};
+  std::atomic<bool> stop{false}, mixed{false};
+  std::vector<std::thread> readers;
+  for (int r = 0; r < 4; ++r) {
+    readers.emplace_back([&] {
+      const Reader reader = *Reader::Open(segment.span);
+      while (!stop.load(std::memory_order_relaxed)) {
+        for (const InstanceView& view : reader.Instances()) {
+          bool good = view.ops.size() == (view.id % 2 == 1 ? 8u : 5u);
+          for (const OpView& op : view.ops) good &= op.duration_ns == static_cast<int64_t>(view.id);
+          for (const TensorView& tensor : view.tensors)
+            good &= tensor.bytes == (view.id % 2 == 1 ? 512 : 256);
+          if (!good) mixed.store(true);
+          seen.fetch_add(1, std::memory_order_relaxed);
+        }
+      }
+    });
+  }
+  const auto add = [&](uint64_t id) {
+    const size_t g = id % 2;
+    const uint32_t slot = segment.gmg->AddInstance(*graphs[g], sizes[g]);
+    segment.gmg->Write(slot).id = id;
+    for (uint32_t op = 0; op < graphs[g]->groups().size(); ++op)
+      segment.gmg->ops(slot)[op].duration_ns = static_cast<int64_t>(id);
+    segment.gmg->CloseWrites();
+    return slot;
+  };
+  std::vector<uint32_t> slots;
+  uint64_t id = 1;
+  for (; id <= 16; ++id) slots.push_back(add(id));
+  while (seen.load(std::memory_order_relaxed) < 20'000) {
+    uint32_t& slot = slots[id % slots.size()];
+    segment.gmg->FreeInstance(slot);
+    segment.gmg->CloseWrites();
+    slot = add(id++);
+    if (id % 64 == 0) std::this_thread::yield();
+  }
+  stop.store(true);
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_FALSE(mixed.load());
+}
+
+TEST(GmgReader, Happy_the_head_of_an_access_queue_says_who_waits_for_whom) {
+  Segment segment;
+  const uint32_t index = segment.gmg->AllocateRecord(kPieces);
+  auto* const record = segment.gmg->At<PieceRecord>(kPieces, index);
+  Gmg::UpdateRecord(record, [&] {
+    record->set = 3u;
+    record->version = uint64_t{7};
+    record->moving = uint8_t{1};
+    record->queue_length = kQueueEntriesShown + 2;
+    for (uint32_t e = 0; e < kQueueEntriesShown; ++e) {
+      record->queue[e].owner = uint64_t{100} + e;
+      record->queue[e].kind =
+          static_cast<uint8_t>(e == 0 ? AccessKind::kMove : AccessKind::kInstance);
+      record->queue[e].write = uint8_t{e == 0 || e == 3};
+      record->queue[e].uses_left = 2u;
+    }
+  });
+  const Result<Reader> reader = Reader::Open(segment.span);
+  ASSERT_TRUE(reader.ok());
+  const std::vector<PieceView> pieces = reader->Pieces();
+  ASSERT_EQ(pieces.size(), 1u);
+  EXPECT_TRUE(pieces[0].moving);
+  EXPECT_EQ(pieces[0].queue_length, kQueueEntriesShown + 2);
+  ASSERT_EQ(pieces[0].queue.size(), kQueueEntriesShown);
+  //                              move r  r  w  r  r ...
+  const uint32_t waits[] = {0, 1, 1, 3, 2, 2, 2, 2};
+  for (size_t e = 0; e < kQueueEntriesShown; ++e) {
+    EXPECT_EQ(pieces[0].queue[e].waits_for, waits[e]) << e;
+    EXPECT_EQ(pieces[0].queue[e].owner, 100 + e);
+  }
+  EXPECT_EQ(AccessName(pieces[0].queue[0]), "move");
+  EXPECT_EQ(AccessName(pieces[0].queue[3]), "write");
+  EXPECT_NE(
+      reader->GraphsJson(false).find(
+          "{\"kind\":\"move\",\"id\":100,\"access\":\"move\",\"uses_left\":2,\"waits_for\":0}"),
+      std::string::npos)
+      << reader->GraphsJson(false);
 }
 
 TEST(GmgReader, Edge_record_left_open_by_a_dead_writer_is_left_out) {
