@@ -123,6 +123,8 @@ class EngineImpl final : public Engine {
   void ReapTenant(Tenant* tenant);
   Status PlanBinding(Binding* binding);
   void PublishPiece(const Piece& piece);
+  void PublishLastEntry(const Piece& piece);
+  void ShowEntry(const gmg::AccessEntry& entry, gmg::QueueEntryRecord* shown) const;
   uint64_t OwnerId(const gmg::AccessEntry& entry) const;
 
   // ---- tenants.cc

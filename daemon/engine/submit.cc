@@ -279,7 +279,7 @@ void EngineImpl::Enqueue(Instance* instance) {
     entry.owner = instance->slot;
     entry.uses_left = static_cast<uint16_t>(use.ops);
     use.piece->queue.Append(entry);
-    PublishPiece(*use.piece);
+    PublishLastEntry(*use.piece);
   }
   BoostEarlier(*instance);
   instance->parked = !policy_->Admits(instance->service_class);

@@ -195,15 +195,28 @@ void EngineImpl::PublishPiece(const Piece& piece) {
     record->bytes = piece.bytes;
     const std::vector<gmg::AccessEntry>& entries = piece.queue.entries();
     record->queue_length = static_cast<uint32_t>(entries.size());
-    for (size_t e = 0; e < std::min<size_t>(entries.size(), gmg::kQueueEntriesShown); ++e) {
-      gmg::QueueEntryRecord& shown = record->queue[e];
-      shown.owner = OwnerId(entries[e]);
-      shown.kind = static_cast<uint8_t>(entries[e].kind);
-      shown.write = uint8_t{entries[e].write};
-      shown.resets = uint8_t{entries[e].resets};
-      shown.uses_left = entries[e].uses_left;
-    }
+    for (size_t e = 0; e < std::min<size_t>(entries.size(), gmg::kQueueEntriesShown); ++e)
+      ShowEntry(entries[e], &record->queue[e]);
   });
+}
+
+// After an Append: nothing else of the piece has changed.
+void EngineImpl::PublishLastEntry(const Piece& piece) {
+  auto* const record = gmg_.At<gmg::PieceRecord>(gmg::kPieces, piece.record);
+  const std::vector<gmg::AccessEntry>& entries = piece.queue.entries();
+  gmg::Gmg::UpdateRecord(record, [&] {
+    record->queue_length = static_cast<uint32_t>(entries.size());
+    if (entries.size() <= gmg::kQueueEntriesShown)
+      ShowEntry(entries.back(), &record->queue[entries.size() - 1]);
+  });
+}
+
+void EngineImpl::ShowEntry(const gmg::AccessEntry& entry, gmg::QueueEntryRecord* shown) const {
+  shown->owner = OwnerId(entry);
+  shown->kind = static_cast<uint8_t>(entry.kind);
+  shown->write = uint8_t{entry.write};
+  shown->resets = uint8_t{entry.resets};
+  shown->uses_left = entry.uses_left;
 }
 
 uint64_t EngineImpl::OwnerId(const gmg::AccessEntry& entry) const {

@@ -1,6 +1,9 @@
 // A parsed template: binding symbols to numbers, and small lookups. Parsing is template_parser.cc.
 #include "daemon/graph/template.h"
 
+#include <map>
+#include <utility>
+
 #include "common/checked.h"
 
 namespace slice::graph {
@@ -110,6 +113,40 @@ Status CheckSymbols(const proto::GraphTemplate& program, std::span<const int64_t
   return Status::Ok();
 }
 }  // namespace
+
+// Equal expressions have equal indices (the parser compiles each once), so equal shapes have equal
+// keys.
+void Template::PlanBind() {
+  std::map<std::vector<uint32_t>, uint32_t> shapes;
+  const auto shape_slot = [&](uint32_t value) {
+    const ValueShape& shape = values_[value];
+    std::vector<uint32_t> key{shape.item_bytes, shape.storage_offset};
+    key.insert(key.end(), shape.sizes.begin(), shape.sizes.end());
+    key.insert(key.end(), shape.strides.begin(), shape.strides.end());
+    const auto slot = static_cast<uint32_t>(plan_.shapes.size());
+    const auto [found, fresh] = shapes.emplace(std::move(key), slot);
+    if (fresh) plan_.shapes.push_back(value);
+    return found->second;
+  };
+  for (const ValueUse& use : crossing_) plan_.crossing.push_back(shape_slot(use.value));
+  for (const uint32_t input : dynamics_) plan_.dynamic.push_back(shape_slot(inputs_[input].value));
+  for (const uint32_t value : results_) plan_.result.push_back(shape_slot(value));
+  std::map<std::pair<ExprIndex, int64_t>, uint32_t> numbers;
+  const auto number_slot = [&](const char* what, uint32_t group, ExprIndex expr,
+                               int64_t value_max) {
+    const auto slot = static_cast<uint32_t>(plan_.shapes.size() + plan_.numbers.size());
+    const auto [found, fresh] = numbers.emplace(std::pair(expr, value_max), slot);
+    if (fresh) plan_.numbers.push_back({what, group, expr, value_max});
+    return found->second;
+  };
+  for (uint32_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = groups_[g];
+    plan_.workspace_bytes.push_back(
+        number_slot("workspace_bytes", g, group.workspace_bytes, limits_.tensor_bytes_max));
+    plan_.flops.push_back(number_slot("flops", g, group.flops, INT64_MAX));
+    plan_.bytes.push_back(number_slot("bytes", g, group.bytes, INT64_MAX));
+  }
+}
 
 Status Template::Bind(std::span<const int64_t> symbols, BoundSizes* out) const {
   SLICE_RETURN_IF_ERROR(CheckSymbols(program_, symbols));

@@ -189,6 +189,7 @@ class Template {
  private:
   friend class TemplateParser;
   Template() = default;
+  void PlanBind();
   uint64_t content_hash_ = 0;
   std::string name_;
   proto::GraphTemplate program_;

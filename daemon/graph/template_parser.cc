@@ -3,7 +3,6 @@
 #include <google/protobuf/stubs/logging.h>
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -75,7 +74,7 @@ class TemplateParser {
     SLICE_RETURN_IF_ERROR(ReadOutputs());
     CollectCrossing();
     CollectEdges();
-    PlanBind();
+    out_->PlanBind();
     out_->content_hash_ = ContentHash(serialized);
     return std::shared_ptr<const Template>(std::move(out_));
   }
@@ -553,41 +552,6 @@ class TemplateParser {
       SortUnique(&group.predecessors);
       for (const uint32_t before : group.predecessors)
         out_->groups_[before].successors.push_back(g);
-    }
-  }
-
-  // Equal expressions have equal indices (Compile), so equal shapes have equal keys.
-  void PlanBind() {
-    BindPlan& plan = out_->plan_;
-    std::map<std::vector<uint32_t>, uint32_t> shapes;
-    const auto shape_slot = [&](uint32_t value) {
-      const ValueShape& shape = out_->values_[value];
-      std::vector<uint32_t> key{shape.item_bytes, shape.storage_offset};
-      key.insert(key.end(), shape.sizes.begin(), shape.sizes.end());
-      key.insert(key.end(), shape.strides.begin(), shape.strides.end());
-      const auto slot = static_cast<uint32_t>(plan.shapes.size());
-      const auto [found, fresh] = shapes.emplace(std::move(key), slot);
-      if (fresh) plan.shapes.push_back(value);
-      return found->second;
-    };
-    for (const ValueUse& use : out_->crossing_) plan.crossing.push_back(shape_slot(use.value));
-    for (const uint32_t input : out_->dynamics_)
-      plan.dynamic.push_back(shape_slot(out_->inputs_[input].value));
-    for (const uint32_t value : out_->results_) plan.result.push_back(shape_slot(value));
-    std::map<std::pair<ExprIndex, int64_t>, uint32_t> numbers;
-    const auto number_slot = [&](const char* what, uint32_t group, ExprIndex expr,
-                                 int64_t value_max) {
-      const auto slot = static_cast<uint32_t>(plan.shapes.size() + plan.numbers.size());
-      const auto [found, fresh] = numbers.emplace(std::pair(expr, value_max), slot);
-      if (fresh) plan.numbers.push_back({what, group, expr, value_max});
-      return found->second;
-    };
-    for (uint32_t g = 0; g < out_->groups_.size(); ++g) {
-      const Group& group = out_->groups_[g];
-      plan.workspace_bytes.push_back(
-          number_slot("workspace_bytes", g, group.workspace_bytes, limits_.tensor_bytes_max));
-      plan.flops.push_back(number_slot("flops", g, group.flops, INT64_MAX));
-      plan.bytes.push_back(number_slot("bytes", g, group.bytes, INT64_MAX));
     }
   }
 
