@@ -56,6 +56,13 @@ inline constexpr uint32_t kLayoutVersion = 2;
 template <typename T>
 class Shared {
  public:
+  Shared() = default;
+  Shared(const Shared&) = default;
+  // Not the implicit one, which would be a plain store: a = b = 0 assigns a from b.
+  Shared& operator=(const Shared& other) {
+    store(other.load());
+    return *this;
+  }
   T load() const {
     T value;
     __atomic_load(&value_, &value, __ATOMIC_ACQUIRE);
