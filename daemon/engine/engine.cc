@@ -74,14 +74,15 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Config& config,
 }
 
 // Roofline prior of a CPU core (estimator.h); the first samples replace it.
+EngineImpl::Estimators::Estimators(size_t domain_count) : op(2e10, 8e9), transfer(domain_count) {}
+
 EngineImpl::EngineImpl(const Config& config, std::span<std::byte> gmg_memory, Sink* sink)
     : config_(config),
       sink_(sink),
       gmg_(gmg_memory, CapacityOf(config), config.epoch, config.daemon_pid),
       ledger_(LimitsOf(config), DomainsOf(config)),
       arbiter_(config.domains.size()),
-      op_estimator_(2e10, 8e9),
-      transfer_estimator_(config.domains.size()),
+      estimators_(std::make_shared<Estimators>(config.domains.size())),
       simulator_(transfer_estimator_, sim::Options{}) {}
 
 Status EngineImpl::Initialise() {

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -120,6 +121,15 @@ struct TensorCommand {
   std::span<const wire::ArenaRange> ranges;  // write/read: one; else empty
   int32_t dimension = 0;
   uint64_t parameter = 0;
+};
+
+// What would become of a graph that was submitted now?
+struct WhatIfQuery {
+  std::string graph;  // its name, or hexadecimal digits that its content hash begins with
+  TenantId tenant;    // whose binding; 0: the only one's
+  std::vector<int64_t> symbols;  // in the template's order; empty: those of the latest submit
+  // As the first step of a new sequence of this class; none: as a submit without a sequence.
+  std::optional<ServiceClass> service_class;
 };
 
 // One measured or decided thing, for the timeline and `slicectl explain`.
@@ -241,6 +251,11 @@ class Engine {
   virtual std::string DevicesJson(TimeNs now) const = 0;
   virtual std::string TenantsJson(TimeNs now) const = 0;
   virtual std::string EstimatorsJson() const = 0;  // bounded: what was used last
+  // JSON object text for `slicectl whatif`: what Handle(Submit) and Run would decide and predict
+  // now. Works on a copy of the engine: nothing is changed, said or recorded. Costs one copy of
+  // what is live and one Run. Errors: INVALID (which graph, binding or symbols; lists what there
+  // is), and what the submit would be refused with.
+  virtual Result<std::string> WhatIf(const WhatIfQuery& query, TimeNs now) const = 0;
 };
 
 }  // namespace slice::engine

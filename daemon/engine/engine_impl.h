@@ -14,9 +14,11 @@
 //   snapshot_builder.cc  the live window for what-if
 //   estimates.cc         predictions of ops, what is learned from reports, `slicectl estimators`
 //   report_json.cc       status texts
+//   whatif.cc, copy.cc   what would become of a submit: tried out on a copy of the engine
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -51,6 +53,10 @@ constexpr uint64_t SlotOf(uint64_t id) { return id & ((uint64_t{1} << kSlotBits)
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const Config& config, std::span<std::byte> gmg_memory, Sink* sink);
+  // An engine in the same state, with GMG memory (zeroed) and a sink of its own, that decides as
+  // `from` would. They share templates, and the estimators that only the executor's reports teach:
+  // a copy is given none.
+  EngineImpl(const EngineImpl& from, std::span<std::byte> gmg_memory, Sink* sink);
 
   Status AddTenant(const TenantConfig& tenant, TimeNs now) override;
   void RemoveTenant(TenantId tenant, TimeNs now) override;
@@ -87,11 +93,17 @@ class EngineImpl final : public Engine {
   estimate::Saved SaveEstimates() const override;
   size_t LoadEstimates(const estimate::Saved& saved) override;
   std::string EstimatorsJson() const override;
+  Result<std::string> WhatIf(const WhatIfQuery& query, TimeNs now) const override;
 
   // Errors: INVALID (config).
   Status Initialise();
 
  private:
+  friend class Hypothesis;  // whatif.cc
+
+  // ---- copy.cc
+  void CopyTables(const EngineImpl& from);
+
   // ---- engine.cc
   void ScheduleWake(TimeNs now);
   bool Stalled() const;
@@ -292,19 +304,29 @@ class EngineImpl final : public Engine {
 
   const Config config_;
   Sink* const sink_;
+  // Of a copy: hears each decision while batch_ and snapshot_ are those that it was made from.
+  std::function<void(const Instance&, const sched::Decision&)> on_decision_;
   gmg::Gmg gmg_;
   gmg::Ledger ledger_;
   transfer::Arbiter arbiter_;
-  estimate::OpEstimator op_estimator_;
-  estimate::TransferEstimator transfer_estimator_;
+  struct Estimators {  // megabytes: not copied
+    explicit Estimators(size_t domain_count);
+    estimate::OpEstimator op;
+    estimate::TransferEstimator transfer;
+    estimate::MemoryEstimator memory;
+    estimate::ContentionEstimator contention;
+  };
+  const std::shared_ptr<Estimators> estimators_;
+  estimate::OpEstimator& op_estimator_ = estimators_->op;
+  estimate::TransferEstimator& transfer_estimator_ = estimators_->transfer;
+  estimate::MemoryEstimator& memory_estimator_ = estimators_->memory;
+  estimate::ContentionEstimator& contention_estimator_ = estimators_->contention;
   estimate::GapEstimator gap_estimator_;
-  estimate::MemoryEstimator memory_estimator_;
-  estimate::ContentionEstimator contention_estimator_;
   sim::Simulator simulator_;
   std::unique_ptr<sched::Policy> policy_;
 
   std::unordered_map<TenantId, std::unique_ptr<Tenant>> tenants_;
-  std::unordered_map<TemplateId, std::unique_ptr<TemplateEntry>> templates_;
+  std::unordered_map<TemplateId, std::shared_ptr<const TemplateEntry>> templates_;
   std::unordered_map<TensorSetId, std::unique_ptr<TensorSet>> sets_;
   std::unordered_map<BindingId, std::unique_ptr<Binding>> bindings_;
   struct SequenceKey {

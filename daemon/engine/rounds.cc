@@ -202,6 +202,7 @@ bool EngineImpl::Round(TimeNs now) {
     const sched::Decision decision =
         policy_->Decide(snapshot_, batch_snapshot_, instance->tenant->config.home);
     LogDecision(*instance, batch_, decision, now);
+    if (on_decision_) on_decision_(*instance, decision);
     if (!decision.placed) {
       --deferrals_left_;
       Defer(instance, decision.retry_at, now, "policy");

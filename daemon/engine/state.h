@@ -79,7 +79,6 @@ struct TemplateEntry {
   TemplateId id;
   std::shared_ptr<const graph::Template> graph;
   uint32_t record = 0;
-  uint32_t bindings = 0;
   struct GroupPlan {
     std::vector<uint32_t> in;  // crossing indices
     std::vector<uint32_t> out;
@@ -102,7 +101,7 @@ struct PieceUse {
 struct Binding {
   BindingConfig config;
   Tenant* tenant = nullptr;
-  TemplateEntry* graph = nullptr;
+  const TemplateEntry* graph = nullptr;
   std::vector<std::vector<PieceUse>> group_pieces;       // by group
   std::vector<std::vector<TensorSet*>> group_constants;  // by group, no duplicates
   std::vector<PieceUse> pieces;                          // of the whole graph
@@ -110,6 +109,7 @@ struct Binding {
   std::vector<TensorSet*> sets;
   uint32_t uses = 0;  // live instances
   bool removing = false;
+  std::vector<int64_t> last_symbols;  // of its latest submit
 };
 
 struct Sequence {

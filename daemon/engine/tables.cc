@@ -103,9 +103,13 @@ Status EngineImpl::AddTemplate(TemplateId id, std::shared_ptr<const graph::Templ
 Status EngineImpl::RemoveTemplate(TemplateId id) {
   const auto found = templates_.find(id);
   if (found == templates_.end()) return Error(StatusCode::kStale, "template %u is gone", id.value);
-  if (found->second->bindings > 0) {
-    return Error(StatusCode::kStale, "template %u is used by %u bindings; destroy them first",
-                 id.value, found->second->bindings);
+  const TemplateEntry* const entry = found->second.get();
+  const auto bindings =
+      std::count_if(bindings_.begin(), bindings_.end(),
+                    [entry](const auto& item) { return item.second->graph == entry; });
+  if (bindings > 0) {
+    return Error(StatusCode::kStale, "template %u is used by %td bindings; destroy them first",
+                 id.value, bindings);
   }
   gmg_.RemoveTemplate(found->second->record);
   templates_.erase(found);
@@ -291,7 +295,6 @@ Status EngineImpl::AddBinding(const BindingConfig& config) {
   binding->tenant = tenant;
   binding->graph = graph->second.get();
   SLICE_RETURN_IF_ERROR(PlanBinding(binding.get()));
-  ++binding->graph->bindings;
   for (TensorSet* const set : binding->sets) ++set->uses;
   bindings_.emplace(config.id, std::move(binding));
   return Status::Ok();
@@ -421,7 +424,6 @@ Status EngineImpl::RemoveBinding(BindingId id) {
 
 void EngineImpl::ReapBinding(Binding* binding) {
   if (!binding->removing || binding->uses > 0) return;
-  --binding->graph->bindings;
   const std::vector<TensorSet*> sets = std::move(binding->sets);
   bindings_.erase(binding->config.id);
   for (TensorSet* const set : sets) {

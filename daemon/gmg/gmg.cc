@@ -77,10 +77,36 @@ Gmg::Gmg(std::span<std::byte> memory, const Capacity& capacity, uint64_t epoch, 
   std::copy(std::begin(slabs_), std::end(slabs_), std::begin(head.slabs));
   for (uint32_t slab = 0; slab < kSlabCount; ++slab)
     head.used[slab] = free_records_[slab].empty() ? slabs_[slab].count : 0u;
+  FindSlabs();
+  __atomic_store_n(&head.magic, kMagic, __ATOMIC_RELEASE);
+}
+
+Gmg::Gmg(const Gmg& from, std::span<std::byte> memory)
+    : memory_(memory),
+      op_ranges_(from.op_ranges_),
+      tensor_ranges_(from.tensor_ranges_),
+      name_ranges_(from.name_ranges_) {
+  SLICE_CHECK(memory.size() >= from.memory_.size(), "GMG memory is smaller than its layout");
+  SLICE_CHECK(reinterpret_cast<uintptr_t>(memory.data()) % 64 == 0,
+              "GMG memory must be aligned to 64 bytes");
+  std::copy(std::begin(from.slabs_), std::end(from.slabs_), std::begin(slabs_));
+  std::copy(std::begin(from.free_records_), std::end(from.free_records_),
+            std::begin(free_records_));
+  header() = *reinterpret_cast<const SegmentHeader*>(from.memory_.data());
+  FindSlabs();
+}
+
+void Gmg::FindSlabs() {
   instances_ = At<InstanceRecord>(kInstances, 0);
   ops_ = At<OpRecord>(kOps, 0);
   tensors_ = At<TensorRecord>(kTensors, 0);
-  __atomic_store_n(&head.magic, kMagic, __ATOMIC_RELEASE);
+}
+
+void Gmg::CopyInstance(const Gmg& from, uint32_t slot) {
+  const InstanceRecord& record = instances_[slot] = from.instances_[slot];
+  std::copy_n(from.ops_ + record.op_begin, record.op_count.load(), ops_ + record.op_begin);
+  std::copy_n(from.tensors_ + record.tensor_begin, record.tensor_count.load(),
+              tensors_ + record.tensor_begin);
 }
 
 void Gmg::BeginWrite(Shared<uint32_t>* sequence) {

@@ -63,6 +63,10 @@ class Gmg {
   static size_t Bytes(const Capacity& capacity);
   // `memory`: zeroed, at least Bytes(capacity), aligned to 64; outlives the object.
   Gmg(std::span<std::byte> memory, const Capacity& capacity, uint64_t epoch, uint64_t daemon_pid);
+  // A store with the same records in use as `from`, in memory of its own (as above). Instances come
+  // with CopyInstance; other records are empty until they are written.
+  Gmg(const Gmg& from, std::span<std::byte> memory);
+  void CopyInstance(const Gmg& from, uint32_t slot);
 
   template <typename Record>
   Record* At(Slab slab, uint32_t index) {
@@ -126,6 +130,7 @@ class Gmg {
  private:
   static void BeginWrite(Shared<uint32_t>* sequence);
   static void EndWrite(Shared<uint32_t>* sequence);
+  void FindSlabs();
   void FillOps(uint32_t slot, const graph::Template& graph);
   void FillTensors(uint32_t slot, const graph::Template& graph);
 

@@ -30,7 +30,8 @@ uint32_t ClassNumber(ServiceClass service_class) {
 }
 
 bool IsAdministration(const proto::Request& request) {
-  return request.has_status() || request.has_set_policy() || request.has_timeline();
+  return request.has_status() || request.has_set_policy() || request.has_timeline() ||
+         request.has_what_if();
 }
 
 }  // namespace
@@ -229,6 +230,7 @@ void Session::Dispatch(const proto::Request& request, std::vector<Fd> fds) {
       case Kind::kStatus:
       case Kind::kSetPolicy:
       case Kind::kTimeline:
+      case Kind::kWhatIf:
         status = Administer(request, &fds);
         break;
       default:

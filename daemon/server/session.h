@@ -145,6 +145,7 @@ class Session {
   Status DestroyBinding(uint64_t handle);
   // session_admin.cc
   Status Administer(const proto::Request& request, std::vector<Fd>* fds);
+  Status WhatIf(const proto::WhatIf& request);
   Status ControlTimeline(const proto::TimelineControl& request, std::vector<Fd>* fds);
   void WriteTimeline(Fd file, Recording recording);
   std::vector<DomainIndex> DomainsOfTenant() const;

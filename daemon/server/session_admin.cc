@@ -63,6 +63,7 @@ Status Session::Administer(const proto::Request& request, std::vector<Fd>* fds) 
   }
   EngineLoop& loop = services_->loop;
   proto::Reply reply;
+  if (request.has_what_if()) return WhatIf(request.what_if());
   if (request.has_timeline()) return ControlTimeline(request.timeline(), fds);
   if (request.has_set_policy()) {
     Status status;
@@ -94,6 +95,29 @@ Status Session::Administer(const proto::Request& request, std::vector<Fd>* fds) 
                    request.status().what());
   }
   reply.mutable_body()->set_text(std::move(text));
+  ReplyWith(std::move(reply));
+  return Status::Ok();
+}
+
+Status Session::WhatIf(const proto::WhatIf& request) {
+  engine::WhatIfQuery query;
+  query.graph = request.graph();
+  query.tenant = {request.session()};
+  query.symbols.assign(request.symbols().begin(), request.symbols().end());
+  if (request.service_class() > 2) {
+    return Error(StatusCode::kInvalid, "class %u: 1 online, 2 offline, 0 neither is asked for",
+                 request.service_class());
+  }
+  if (request.service_class() != 0) {
+    query.service_class =
+        request.service_class() == 1 ? ServiceClass::kOnline : ServiceClass::kOffline;
+  }
+  EngineLoop& loop = services_->loop;
+  Result<std::string> text = Error(StatusCode::kInternal, "not asked");
+  loop.Call([&] { text = loop.engine().WhatIf(query, MonotonicNow()); });
+  if (!text.ok()) return text.status();
+  proto::Reply reply;
+  reply.mutable_body()->set_text(*std::move(text));
   ReplyWith(std::move(reply));
   return Status::Ok();
 }

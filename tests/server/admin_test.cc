@@ -37,6 +37,43 @@ TEST_F(AdminTest, Happy_StatusNeedsNoHello) {
   EXPECT_EQ(admin.Call(request)->status(), SLICE_ERR_INVALID);
 }
 
+TEST_F(AdminTest, Happy_WhatIfIsHandedToTheEngine) {
+  Start();
+  RawTenant admin = Connect();
+  proto::Request request;
+  request.mutable_what_if()->set_graph("llama");
+  request.mutable_what_if()->set_session(7);
+  request.mutable_what_if()->add_symbols(3);
+  request.mutable_what_if()->add_symbols(-4);
+  request.mutable_what_if()->set_service_class(1);
+  auto reply = admin.Call(request);
+  ASSERT_EQ(reply->status(), SLICE_OK) << reply->text();
+  nlohmann::json answer = nlohmann::json::parse(reply->body().text());
+  EXPECT_EQ(answer["graph"], "llama");
+  EXPECT_EQ(answer["tenant"], 7);
+  EXPECT_EQ(answer["symbols"], nlohmann::json({3, -4}));
+  EXPECT_EQ(answer["class"], "online");
+  request.mutable_what_if()->set_service_class(2);
+  EXPECT_EQ(nlohmann::json::parse(admin.Call(request)->body().text())["class"], "offline");
+  request.mutable_what_if()->set_service_class(0);
+  EXPECT_EQ(nlohmann::json::parse(admin.Call(request)->body().text())["class"], "none");
+}
+
+TEST_F(AdminTest, Edge_WhatIfErrorsKeepTheConnection) {
+  Start();
+  RawTenant admin = Connect();
+  proto::Request request;
+  request.mutable_what_if()->set_graph("unknown");
+  auto reply = admin.Call(request);
+  EXPECT_EQ(reply->status(), SLICE_ERR_INVALID);
+  EXPECT_NE(reply->text().find("unknown"), std::string::npos) << reply->text();
+  request.mutable_what_if()->set_graph("llama");
+  request.mutable_what_if()->set_service_class(3);
+  EXPECT_EQ(admin.Call(request)->status(), SLICE_ERR_INVALID);
+  request.mutable_what_if()->set_service_class(0);
+  EXPECT_EQ(admin.Call(request)->status(), SLICE_OK);
+}
+
 TEST_F(AdminTest, Edge_TextTooLongForAMessageComesAsMemfd) {
   control.tenants_json_bytes = 300'000;
   Start();
@@ -104,9 +141,11 @@ TEST_F(AdminTest, Malicious_OtherUsersMayNotAdminister) {
     proto::Request request;
     request.mutable_status();
     const auto refused = tenant.Call(request);
+    request.mutable_what_if()->set_graph("llama");
+    const auto curious = tenant.Call(request);
     const auto hello = tenant.Hello();
-    ::_exit(refused.has_value() && refused->status() == SLICE_ERR_INVALID &&
-                    hello->status() == SLICE_OK
+    ::_exit(refused.has_value() && refused->status() == SLICE_ERR_INVALID && curious.has_value() &&
+                    curious->status() == SLICE_ERR_INVALID && hello->status() == SLICE_OK
                 ? 0
                 : 1);
   }

@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+#include "tests/integration/mlp_tenant.h"
 #include "tests/testing/live_daemon.h"
 
 namespace slice::testing {
@@ -48,6 +49,36 @@ TEST_F(SlicectlTest, Happy_TimelineIsRecordedMarkedAndWritten) {
   const nlohmann::json timeline = nlohmann::json::parse(ReadWholeFile(path));
   EXPECT_TRUE(timeline["traceEvents"].is_array());
   EXPECT_NE(timeline.dump().find("phase slice"), std::string::npos);
+}
+
+TEST_F(SlicectlTest, Happy_WhatIfOfABoundGraph) {
+  const MlpTenant tenant(daemon.socket());
+  ASSERT_EQ(tenant.status(), SLICE_OK);
+  const nlohmann::json sessions = daemon.CtlJson({"tenants"});
+  const std::string session = sessions["tenants"][0]["tenant"].dump();
+  const Finished unknown = daemon.Ctl({"whatif", "nothing"});
+  EXPECT_EQ(unknown.status, 1);
+  // The template has no name: '' and its content hash are listed.
+  const size_t listed = unknown.output.find("bound are: '' ");
+  ASSERT_NE(listed, std::string::npos) << unknown.output;
+  const std::string hash = unknown.output.substr(listed + 14, 16);
+  const nlohmann::json bound = daemon.CtlJson({"whatif", hash, "--symbol", "8"});
+  ASSERT_TRUE(bound.is_object());
+  EXPECT_EQ(bound["graph"]["content_hash"], hash);
+  EXPECT_EQ(bound["tenant"].dump(), session);
+  EXPECT_GT(bound["finish_in_ns"], 0);
+  const Finished table = daemon.Ctl(
+      {"whatif", hash.substr(0, 8), "--symbol", "8", "--class", "offline", "--tenant", session});
+  EXPECT_EQ(table.status, 0) << table.output;
+  for (const std::string part : {"binding", "offline", "start", "finish", "CANDIDATE", "cpu0",
+                                 "cpu1", "WHY NOT", "SPREAD", "PEAK"})
+    EXPECT_NE(table.output.find(part), std::string::npos) << part << " in " << table.output;
+  const Finished symbols = daemon.Ctl({"whatif", hash});
+  EXPECT_EQ(symbols.status, 1);
+  EXPECT_NE(symbols.output.find("--symbol"), std::string::npos) << symbols.output;
+  EXPECT_NE(daemon.Ctl({"whatif", hash, "--class", "best"}).status, 0);
+  EXPECT_NE(daemon.Ctl({"whatif"}).status, 0);
+  EXPECT_EQ(daemon.Ctl({"whatif", hash, "--symbol", "8", "--tenant", "999"}).status, 1);
 }
 
 TEST_F(SlicectlTest, Happy_GraphsAndExplainWorkWhileTheDaemonIsStopped) {

@@ -147,6 +147,19 @@ class StubEngine final : public engine::Engine {
     return "{\"tenants\":[],\"padding\":\"" + std::string(control_->tenants_json_bytes, 'x') +
            "\"}";
   }
+  Result<std::string> WhatIf(const engine::WhatIfQuery& query, TimeNs) const override {
+    if (query.graph == "unknown")
+      return Error(StatusCode::kInvalid, "no session has bound a graph 'unknown'");
+    std::string text = "{\"graph\":\"" + query.graph +
+                       "\",\"tenant\":" + std::to_string(query.tenant.value) + ",\"class\":";
+    text += !query.service_class.has_value()                ? "\"none\""
+            : *query.service_class == ServiceClass::kOnline ? "\"online\""
+                                                            : "\"offline\"";
+    text += ",\"symbols\":[";
+    for (size_t s = 0; s < query.symbols.size(); ++s)
+      text += (s == 0 ? "" : ",") + std::to_string(query.symbols[s]);
+    return text + "]}";
+  }
 
  private:
   void Finish(TenantId tenant, uint64_t cookie, TimeNs now) {

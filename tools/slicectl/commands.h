@@ -4,7 +4,9 @@
 // Graphs and Explain, which read shared memory.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/status.h"
 #include "common/units.h"
@@ -24,6 +26,14 @@ Result<std::string> Tenants(const Context& context);
 Result<std::string> Estimators(const Context& context);
 Result<std::string> Graphs(const Context& context, bool with_ops);
 Result<std::string> Explain(const Context& context, size_t newest_max);
+struct WhatIfOptions {
+  std::string graph;             // name, or what its content hash begins with
+  uint32_t session = 0;          // 0: the only one that has bound it
+  std::vector<int64_t> symbols;  // empty: those of its latest submit
+  std::string service_class;     // "online", "offline", or "": as a submit without a sequence
+};
+// What would become of the graph if it was submitted now; nothing runs.
+Result<std::string> WhatIf(const Context& context, const WhatIfOptions& options);
 Result<std::string> PolicyGet(const Context& context);
 Result<std::string> PolicySet(const Context& context, const std::string& name);
 Result<std::string> TimelineStart(const Context& context);

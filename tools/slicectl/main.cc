@@ -50,6 +50,16 @@ int main(int argc, char** argv) {
   command(&app, "explain", "The last placement decisions: candidates and scores", [&] {
     return ctl::Explain(context, newest_max);
   })->add_option("-n,--count", newest_max, "How many, newest first");
+  ctl::WhatIfOptions what_if;
+  CLI::App* whatif = command(&app, "whatif", "When a graph would end if it was submitted now",
+                             [&] { return ctl::WhatIf(context, what_if); });
+  whatif->add_option("GRAPH", what_if.graph, "Its name, or the beginning of its content hash")
+      ->required();
+  whatif->add_option("--tenant", what_if.session, "Session whose binding of it is meant");
+  whatif->add_option("--symbol", what_if.symbols,
+                     "Its symbols in order; default: those of its latest submit");
+  whatif->add_option("--class", what_if.service_class, "As the first step of a new sequence")
+      ->check(CLI::IsMember({"online", "offline"}));
   CLI::App* policy =
       app.add_subcommand("policy", "Scheduling policy")->require_subcommand(1)->fallthrough();
   command(policy, "get", "Print its name", [&] { return ctl::PolicyGet(context); });
