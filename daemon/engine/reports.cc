@@ -105,8 +105,7 @@ Status EngineImpl::OnStarted(const wire::Started& report, TimeNs now) {
     return Garbage("a start in the future", report.instance, report.op);
   Launch(instance, report.op, report.start_ns);
   DeviceState& device = devices_[record.device];
-  if (device.launched.size() == 1)
-    device.busy_beside = BusyBeside(record.device, report.start_ns);
+  if (device.launched.size() == 1) device.busy_beside = BusyBeside(record.device, report.start_ns);
   if (instance->phase == Phase::kStarted) UnplaceWanted(instance, now);
   return Status::Ok();
 }

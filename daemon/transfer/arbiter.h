@@ -8,9 +8,10 @@
 //
 // Admission: a transfer needs its source domain's sending side and its destination domain's
 // receiving side, both at once, against every admitted transfer of the same or a better class
-// (common/queue_rules.h, shared with the simulator). Best class first, then age. Nothing is held while waiting for something else, so there is no deadlock.
-// Copies of a worse class do not stand in the way: the executor orders copies by class at every
-// chunk boundary. PURE: no clock, no IO. Deterministic.
+// (common/queue_rules.h, shared with the simulator). Best class first, then age. Nothing is held
+// while waiting for something else, so there is no deadlock. Copies of a worse class do not stand
+// in the way: the executor orders copies by class at every chunk boundary. PURE: no clock, no IO.
+// Deterministic.
 #pragma once
 
 #include <cstdint>

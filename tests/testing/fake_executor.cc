@@ -61,8 +61,7 @@ class Executor {
       for (const Fd& event : device_events_) ClearEventFd(event);
       RunCommands();
       if (items[0].revents == 0) continue;
-      Result<server::Packet> packet =
-          server::ReceivePacket(socket_, 4 << 20, kPassedFdsMax, true);
+      Result<server::Packet> packet = server::ReceivePacket(socket_, 4 << 20, kPassedFdsMax, true);
       if (!packet.ok() || packet->end) return 0;
       proto::ExecutorRequest request;
       proto::ExecutorAck ack;
