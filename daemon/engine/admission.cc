@@ -230,6 +230,7 @@ void EngineImpl::CompleteInstance(Instance* instance, StatusCode code, const std
     --sequence->live;
     ++sequence->steps;
     sequence->last_completion = now;
+    sequence->service = instance->binding->service;
     sequence->last_device = instance->last_device;
     PublishSequence(*sequence);
     if (code != StatusCode::kOk) sequence->last_completion = 0;

@@ -213,7 +213,7 @@ class EngineImpl final : public Engine {
   void WakeDeferred();
 
   // ---- issue.cc
-  estimate::GapEstimator::Gap GapOf(const Tenant& tenant) const;
+  estimate::GapEstimator::Gap GapOf(uint64_t service) const;
   void UpdatePhantoms(TimeNs now);
   bool IssueAll(TimeNs now);  // true: something went back to be placed anew
   bool IssueOn(DeviceState* device, TimeNs now);

@@ -20,8 +20,8 @@ constexpr DurationNs kLongSlice =
 
 // One gap in ten lies beyond each quantile, often just beyond; an offline op must not start in the
 // way of those.
-estimate::GapEstimator::Gap EngineImpl::GapOf(const Tenant& tenant) const {
-  estimate::GapEstimator::Gap gap = gap_estimator_.Predict(tenant.config.id.value);
+estimate::GapEstimator::Gap EngineImpl::GapOf(uint64_t service) const {
+  estimate::GapEstimator::Gap gap = gap_estimator_.Predict(service);
   gap.p10 -= gap.p10 / kGapMargin;
   gap.p90 += gap.p90 / kGapMargin;
   return gap;
@@ -43,7 +43,7 @@ void EngineImpl::UpdatePhantoms(TimeNs now) {
   }
   for (size_t i = 0; i < between_.size();) {
     const Sequence& sequence = *between_[i];
-    const estimate::GapEstimator::Gap gap = GapOf(*sequence.tenant);
+    const estimate::GapEstimator::Gap gap = GapOf(sequence.service);
     const TimeNs until = sequence.last_completion + gap.p90;
     if (!sequence.open || sequence.live > 0 || sequence.last_device == kNoDevice || now >= until ||
         gap.continues < kContinuesMin) {
@@ -137,7 +137,7 @@ bool EngineImpl::SliceAllows(const Instance& instance, uint32_t op, const Device
     }
     if (online->instance->unfinished > here) return false;
     if (sequence != nullptr && sequence->open) {
-      const estimate::GapEstimator::Gap gap = GapOf(*online->instance->tenant);
+      const estimate::GapEstimator::Gap gap = GapOf(online->instance->binding->service);
       if (gap.continues >= kContinuesMin) {
         if (duration > gap.p10) return false;
         issue->end_by_ns = std::min<int64_t>(issue->end_by_ns, FreeAt(device, now) + gap.p10);

@@ -88,7 +88,7 @@ void EngineImpl::BuildSnapshot(TimeNs now, Instance* first) {
     }
     if (instance->sequence != nullptr && instance->sequence->open &&
         instance->boosted_class == ServiceClass::kOnline) {
-      const estimate::GapEstimator::Gap gap = GapOf(*instance->tenant);
+      const estimate::GapEstimator::Gap gap = GapOf(instance->binding->service);
       if (gap.continues >= 0.05) {
         snap.gap_p10 = gap.p10;
         snap.gap_p90 = gap.p90;

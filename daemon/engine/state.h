@@ -98,6 +98,12 @@ struct PieceUse {
   uint32_t read_slot = 0;        // of the whole graph, only read: index in Instance::read_versions
   std::vector<uint32_t> groups;  // of the whole graph: which ones
 };
+// The bindings of one session with the same weights are one service: the prompt and the steps of
+// one model. Without weights: the session's other bindings.
+inline uint64_t ServiceOf(TenantId tenant, TensorSetId weights) {
+  return uint64_t{tenant.value} << 32 | weights.value;
+}
+
 struct Binding {
   BindingConfig config;
   Tenant* tenant = nullptr;
@@ -109,6 +115,7 @@ struct Binding {
   std::vector<TensorSet*> sets;
   uint32_t uses = 0;  // live instances
   bool removing = false;
+  uint64_t service = 0;               // ServiceOf: gaps are learned by it
   std::vector<int64_t> last_symbols;  // of its latest submit
 };
 
@@ -124,6 +131,7 @@ struct Sequence {
   uint32_t live = 0, steps = 0;
   bool open = true;
   TimeNs last_completion = 0;  // 0: none yet
+  uint64_t service = 0;        // of the step that completed last
   DeviceIndex last_device = kNoDevice;
 };
 

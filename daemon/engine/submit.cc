@@ -162,7 +162,7 @@ void EngineImpl::Handle(const Submit& submit, TimeNs now) {
   binding->last_symbols.assign(submit.symbols.begin(), submit.symbols.end());
   if (sequence != nullptr) {
     if (sequence->last_completion > 0 && sequence->live == 0) {
-      gap_estimator_.ObserveNext(tenant->config.id.value, now - sequence->last_completion);
+      gap_estimator_.ObserveNext(sequence->service, now - sequence->last_completion);
     }
     ++sequence->live;
     PublishSequence(*sequence);

@@ -277,6 +277,7 @@ void EngineImpl::ReapSet(TensorSet* set) {
     gmg::Gmg::UpdateRecord(record, [&] { record->set = 0u; });
     gmg_.FreeRecord(gmg::kPieces, piece.record);
   }
+  gap_estimator_.Forget(ServiceOf(set->config.tenant, set->config.id));
   sets_.erase(set->config.id);
   admission_dirty_ = true;
 }
@@ -407,6 +408,12 @@ Status EngineImpl::PlanBinding(Binding* binding) {
     for (const uint32_t position : graph.groups()[g].reads) touch(position, false);
     for (const uint32_t position : graph.groups()[g].writes) touch(position, true);
   }
+  TensorSetId weights{};
+  for (const TensorSet* const set : binding->sets) {
+    if (set->pieces.empty() && (!weights || set->config.id.value < weights.value))
+      weights = set->config.id;
+  }
+  binding->service = ServiceOf(binding->config.tenant, weights);
   for (PieceUse& use : binding->pieces) {
     if (!use.write) use.read_slot = binding->read_only_pieces++;
   }
@@ -494,7 +501,7 @@ void EngineImpl::ReapTenant(Tenant* tenant) {
   auto* const record = gmg_.At<gmg::TenantRecord>(gmg::kTenants, tenant->record);
   gmg::Gmg::UpdateRecord(record, [&] { record->id = 0u; });
   gmg_.FreeRecord(gmg::kTenants, tenant->record);
-  gap_estimator_.Forget(tenant->config.id.value);
+  gap_estimator_.Forget(ServiceOf(tenant->config.id, {}));
   ledger_.DropTenant(tenant->config.id);
   tenants_.erase(tenant->config.id);
 }
