@@ -52,6 +52,30 @@ TEST(EngineEstimates, Happy_OpsAreShownByNameWithWhatIsKnownOfThem) {
   EXPECT_NEAR((*layers)["memory_ratio"].get<double>(), 1.5, 1e-6) << "workspace is declared too";
 }
 
+TEST(EngineEstimates, Happy_GapsAreLearnedByModelNotBySessionOrGraph) {
+  Simulation sim(MakeConfig(1));
+  const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
+  const Simulation::Service prompt = sim.AddService(tenant, Llama(2, kMillisecond, 4096, 4096));
+  const Simulation::Service step = sim.AddGraph(prompt, Llama(2, 2 * kMillisecond, 4096, 4096));
+  const Simulation::Service other = sim.AddService(tenant, Llama(3, kMillisecond, 4096, 4096));
+  uint64_t sequence = 0;
+  const auto serve = [&](const Simulation::Service& first, const Simulation::Service& then) {
+    sim.OpenSequence(tenant, ++sequence, ServiceClass::kOnline);
+    for (const Simulation::Service* const service : {&first, &then, &then}) {
+      sim.Submit(*service, sequence);
+      ASSERT_TRUE(sim.RunAll());
+    }
+    sim.engine().CloseSequence(tenant, sequence, sim.now());
+  };
+  serve(prompt, step);
+  EXPECT_EQ(Estimators(sim)["services"], 1) << "the prompt's and the steps' weights are the same";
+  serve(other, other);
+  EXPECT_EQ(Estimators(sim)["services"], 2);
+  sim.engine().RemoveTenant(tenant, sim.now());
+  ASSERT_TRUE(sim.RunAll());
+  EXPECT_EQ(Estimators(sim)["services"], 0) << "nothing is kept of who left";
+}
+
 TEST(EngineEstimates, Edge_TheAnswerIsBoundedAndSaysWhatIsLeftOut) {
   Simulation sim(MakeConfig(1));
   const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
