@@ -78,6 +78,8 @@ Status CheckEstimatesFile(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode))
     return Error(StatusCode::kInvalid, "estimates_file: '%s' is a folder", path.c_str());
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
+    return Error(StatusCode::kInvalid, "estimates_file: '%s' is not a regular file", path.c_str());
   return CheckFolder(FolderOf(path), "estimates_file");
 }
 

@@ -45,6 +45,13 @@ std::optional<DomainIndex> DomainOf(const json& name,
   return std::nullopt;
 }
 
+// A reference: copying a value recurses into it, and a bad file may nest deeper than the stack.
+const json& Member(const json& object, const char* key) {
+  static const json kNone;
+  const auto found = object.find(key);
+  return found == object.end() ? kNone : *found;
+}
+
 // Numbers of an array [a, b, ...]: as many as asked for, finite and in [0, max].
 bool Numbers(const json& array, std::span<double> numbers, double max) {
   if (!array.is_array() || array.size() != numbers.size()) return false;
@@ -75,8 +82,8 @@ std::string HashText(uint64_t value) {
 Status ParseSignature(const json& item, uint8_t kind, size_t* left,
                       std::vector<estimate::SavedSignature>* signatures) {
   if (!item.is_object()) return Bad("a signature is no object");
-  const std::optional<uint64_t> hash = Hash(item.value("signature", json()));
-  const json shapes = item.value("shapes", json());
+  const std::optional<uint64_t> hash = Hash(Member(item, "signature"));
+  const json& shapes = Member(item, "shapes");
   if (!hash.has_value() || !shapes.is_array()) return Bad("a signature without hash or shapes");
   if (shapes.size() > *left) return Bad("too many shapes");
   *left -= shapes.size();
@@ -97,12 +104,12 @@ Status ParseSignature(const json& item, uint8_t kind, size_t* left,
 Status ParseLink(const json& item, std::span<const engine::DomainConfig> domains, size_t* left,
                  std::vector<estimate::SavedLink>* links) {
   if (!item.is_object()) return Bad("a link is no object");
-  const json points = item.value("points", json());
+  const json& points = Member(item, "points");
   if (!points.is_array()) return Bad("a link without points");
   if (points.size() > *left) return Bad("too many points");
   *left -= points.size();
-  const auto source = DomainOf(item.value("source", json()), domains);
-  const auto destination = DomainOf(item.value("destination", json()), domains);
+  const auto source = DomainOf(Member(item, "source"), domains);
+  const auto destination = DomainOf(Member(item, "destination"), domains);
   estimate::SavedLink link;
   for (const json& point : points) {
     std::array<double, 2> n{};
@@ -153,8 +160,15 @@ Status ReadWhole(const std::string& path, std::string* text, bool* found) {
   }
 }
 
-// The name that a bad file got; "" if it could not be moved.
+bool IsRegular(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+// The name that a bad file got; "" if it could not be moved. Devices such as /dev/null, pipes and
+// folders are others' and stay.
 std::string MoveAside(const std::string& path) {
+  if (!IsRegular(path)) return "";
   for (int n = 1; n <= kAsideMax; ++n) {
     const std::string aside = path + ".bad-" + std::to_string(n);
     struct stat info {};
@@ -170,12 +184,12 @@ Result<estimate::Saved> ParseEstimates(std::string_view text,
                                        std::span<const engine::DomainConfig> domains) {
   const json root = json::parse(text, nullptr, false);
   if (!root.is_object()) return Bad("it is no JSON object");
-  if (root.value("format", json()) != kFormat) return Bad("it is some other program's");
-  if (root.value("version", json()) != kVersion) return Bad("it is of another version");
+  if (Member(root, "format") != kFormat) return Bad("it is some other program's");
+  if (Member(root, "version") != kVersion) return Bad("it is of another version");
   estimate::Saved saved;
   size_t left = kEntriesMax;
-  const json kinds = root.value("kinds", json::object());
-  const json links = root.value("links", json::array());
+  const json& kinds = Member(root, "kinds");
+  const json& links = Member(root, "links");
   if (!kinds.is_object() || !links.is_array()) return Bad("kinds or links are missing");
   for (const auto& [name, signatures] : kinds.items()) {
     const std::optional<uint8_t> kind = KindOf(name);
@@ -232,6 +246,9 @@ estimate::Saved LoadEstimates(const std::string& path,
 
 Status SaveEstimates(const std::string& path, const estimate::Saved& saved,
                      std::span<const engine::DomainConfig> domains) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) == 0 && !IsRegular(path))
+    return Error(StatusCode::kInvalid, "'%s' is not a regular file", path.c_str());
   const std::string partial = path + ".partial";
   Status status = WriteWhole(partial, FormatEstimates(saved, domains));
   if (status.ok() && std::rename(partial.c_str(), path.c_str()) != 0) {

@@ -187,6 +187,8 @@ TEST_F(CheckConfigTest, Edge_PathsThatCannotWork) {
   ExpectRefused("estimates_file: cannot write to folder '/nonexistent'");
   config.estimates_file = "/tmp";
   ExpectRefused("estimates_file: '/tmp' is a folder");
+  config.estimates_file = "/dev/null";  // a file would replace it
+  ExpectRefused("estimates_file: '/dev/null' is not a regular file");
   config.estimates_file.clear();
   config.executor_path = "/nonexistent/slice-executor";
   ExpectRefused("executor: '/nonexistent/slice-executor'");

@@ -70,6 +70,12 @@ TEST_F(EstimatesFileTest, Malicious_WhatIsNoEstimatesIsKeptAsideAndNothingIsKnow
     json[nlohmann::json::json_pointer(pointer)] = value;
     return json.dump();
   };
+  // Nested deeper than the stack of a recursion could be.
+  const auto deep = [](const std::string& before, const std::string& after) {
+    constexpr size_t kDepth = 500'000;
+    return R"({"format":"slicescheduler-estimates","version":1,)" + before +
+           std::string(kDepth, '[') + std::string(kDepth, ']') + after + "}";
+  };
   const std::vector<std::string> bad = {"",
                                         "{",
                                         "[]",
@@ -96,7 +102,12 @@ TEST_F(EstimatesFileTest, Malicious_WhatIsNoEstimatesIsKeptAsideAndNothingIsKnow
                                         with("/links/0", 1),
                                         with("/links/0/points", 1),
                                         with("/links/0/points/0", nlohmann::json::array({1})),
-                                        with("/links/0/points/0/1", "fast")};
+                                        with("/links/0/points/0/1", "fast"),
+                                        deep(R"("links":[],"kinds":)", ""),
+                                        deep(R"("kinds":{},"links":)", ""),
+                                        deep(R"("links":[],"kinds":{"cpu":)", "}"),
+                                        deep(R"("kinds":{},"links":[],"format":)", ""),
+                                        deep(R"("kinds":{},"links":[],"version":)", "")};
   for (size_t i = 0; i < bad.size(); ++i) {
     Write(bad[i]);
     const estimate::Saved loaded = LoadEstimates(path, kDomains);
@@ -123,7 +134,11 @@ TEST_F(EstimatesFileTest, Edge_FilesThatAreNoneAndFoldersThatAreNotThere) {
   EXPECT_TRUE(LoadEstimates(nowhere, kDomains).signatures.empty());
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   EXPECT_TRUE(LoadEstimates(path, kDomains).signatures.empty()) << "and it does not wait";
-  EXPECT_TRUE(Exists(path + ".bad-1"));
+  // As it would be with /dev/null: neither moved nor replaced.
+  EXPECT_FALSE(Exists(path + ".bad-1"));
+  EXPECT_EQ(SaveEstimates(path, Sample(), kDomains).code(), StatusCode::kInvalid);
+  EXPECT_TRUE(std::filesystem::is_fifo(path));
+  EXPECT_FALSE(Exists(path + ".partial"));
 }
 
 TEST_F(EstimatesFileTest, Edge_AFailedSaveLeavesTheOldFile) {
