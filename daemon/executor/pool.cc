@@ -19,7 +19,9 @@ constexpr size_t kPoolBytesMax = size_t{8} << 40;
 constexpr uint32_t kNoPage = 0xffffffff;
 constexpr uint32_t kMixedTenants = 0xffffffff;
 constexpr uint32_t kCachedPagesMax = 16384;  // 64 MiB of freed spans kept per tenant
-constexpr size_t kPrefaultStepBytes = size_t{64} << 20;
+// The address space is locked for a step, by a thread that gives way to all others: a request that
+// maps memory must not wait for more of it than this.
+constexpr size_t kPrefaultStepBytes = size_t{2} << 20;
 
 // Four steps per power of two: at most a quarter is lost to rounding.
 constexpr std::array<uint32_t, 25> kClassBytes = {
