@@ -60,6 +60,8 @@ int ReceiveWithFds(const Fd& socket, std::span<char> buffer, size_t fds_max, int
       received.fds.emplace_back(fd);
     }
   }
+  // Less than asked for, and yet some were left out: there was no number for them.
+  if ((message.msg_flags & MSG_CTRUNC) != 0 && received.fds.size() < fds_max) return EMFILE;
   // CMSG_SPACE rounds up, so one more than asked for may have come without MSG_CTRUNC.
   received.excess_fds = (message.msg_flags & MSG_CTRUNC) != 0 || received.fds.size() > fds_max;
   if (received.excess_fds) received.fds.clear();

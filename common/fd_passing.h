@@ -27,7 +27,7 @@ struct ReceivedPacket {
   bool excess_fds = false;  // more descriptors than allowed: all that came are closed
 };
 // One recvmsg() with `flags` into `buffer`. Returns 0, or its errno; *packet is written on success
-// only.
+// only. EMFILE: this process has no room for the descriptors that came; the packet is gone.
 [[nodiscard]] int ReceiveWithFds(const Fd& socket, std::span<char> buffer, size_t fds_max,
                                  int flags, ReceivedPacket* packet);
 

@@ -237,6 +237,12 @@ Status ControlChannel::Receive(TimeNs deadline_ns, proto::Reply* reply, std::vec
       was_reset = true;
       continue;
     }
+    if (error == EMFILE) {
+      return Break(Error(StatusCode::kNoMemory,
+                         "no descriptor left for those that sliced at '%s' sent (ulimit -n): "
+                         "session closed",
+                         path_.c_str()));
+    }
     if (error != EAGAIN) return Break(LostStatus());
     const TimeNs now = MonotonicNow();
     if (now >= deadline_ns) return NoAnswer(now - begin_ns);

@@ -1,6 +1,7 @@
 #include "daemon/server/packet.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -34,6 +35,10 @@ Result<Packet> ReceivePacket(const Fd& socket, size_t bytes_max, size_t fds_max,
     error = ReceiveWithFds(socket, packet.bytes, fds_max, dont_wait ? MSG_DONTWAIT : 0, &received);
   } while (error == EINTR);
   if (error == EAGAIN) return Error(StatusCode::kWouldBlock, "nothing to read");
+  if (error == EMFILE) {
+    return Error(StatusCode::kNoMemory, "process %d has no descriptor left for those of a message",
+                 ::getpid());
+  }
   if (error != 0) return ErrnoError(StatusCode::kDaemonLost, error, "receive");
   packet.fds = std::move(received.fds);
   packet.truncated = received.cut || received.excess_fds;
