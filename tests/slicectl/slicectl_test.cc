@@ -1,6 +1,8 @@
 // slicectl against a live sliced whose executor is the torch-free double.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <cstdlib>
 #include <fstream>
 
 #include "tests/integration/mlp_tenant.h"
@@ -43,12 +45,23 @@ TEST_F(SlicectlTest, Happy_TimelineIsRecordedMarkedAndWritten) {
   EXPECT_FALSE(std::filesystem::exists(path));
   EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
   EXPECT_EQ(daemon.Ctl({"timeline", "start"}).status, 0);
+  // What is there and no file, such as /dev/null, is not replaced by one; the recording goes on.
+  const std::string pipe = daemon.File("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(daemon.Ctl({"timeline", "stop", pipe}).status, 1);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
   EXPECT_EQ(daemon.Ctl({"timeline", "mark", "phase slice"}).status, 0);
   const Finished stopped = daemon.Ctl({"timeline", "stop", path});
   EXPECT_EQ(stopped.status, 0) << stopped.output;
   const nlohmann::json timeline = nlohmann::json::parse(ReadWholeFile(path));
   EXPECT_TRUE(timeline["traceEvents"].is_array());
   EXPECT_NE(timeline.dump().find("phase slice"), std::string::npos);
+}
+
+TEST_F(SlicectlTest, Edge_AnAnswerThatCannotBeWrittenIsAnError) {
+  const std::string command = std::string(SLICECTL) + " --socket " + daemon.socket() + " status";
+  EXPECT_EQ(std::system((command + " > /dev/null").c_str()), 0);
+  EXPECT_NE(std::system((command + " > /dev/full 2> /dev/null").c_str()), 0);
 }
 
 TEST_F(SlicectlTest, Happy_WhatIfOfABoundGraph) {

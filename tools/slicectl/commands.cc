@@ -1,6 +1,7 @@
 #include "tools/slicectl/commands.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -265,6 +266,9 @@ Result<std::string> TimelineStart(const Context& context) {
 // The file is opened here, with the caller's rights; sliced only gets the descriptor. It takes its
 // name when it is whole.
 Result<std::string> TimelineStop(const Context& context, const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))  // it would be replaced
+    return Error(StatusCode::kInvalid, "'%s' is not a regular file", path.c_str());
   const std::string partial = path + ".partial";
   const Fd file(
       ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));

@@ -86,6 +86,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "slicectl: %s\n", answer.status().ToString().c_str());
     return 1;
   }
-  std::fputs(answer->c_str(), stdout);
+  if (std::fputs(answer->c_str(), stdout) == EOF || std::fflush(stdout) != 0) {
+    std::perror("slicectl: cannot write the answer");
+    return 1;
+  }
   return 0;
 }
