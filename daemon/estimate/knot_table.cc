@@ -55,10 +55,10 @@ double KnotTable::Level(const Knot& lower, const Knot& upper, int64_t size, doub
 
 void KnotTable::Set(const Knot& knot, size_t knots_max) {
   auto at = std::lower_bound(knots_.begin(), knots_.end(), knot.cost, ByCost);
+  if (knot.size > 0) unit_ = std::gcd(unit_, knot.size);  // of shapes of equal cost, too
   if (at != knots_.end() && at->cost == knot.cost) {
     *at = knot;
   } else {
-    if (knot.size > 0) unit_ = std::gcd(unit_, knot.size);
     at = knots_.insert(at, knot);
   }
   const auto place = static_cast<size_t>(at - knots_.begin());

@@ -112,8 +112,7 @@ OpEstimator::Unseen OpEstimator::PredictUnseen(const Signature& signature,
                                                bool leave_out_equal) const {
   Unseen answer{Level::kLinear, LinearNs(signature, features),
                 static_cast<double>(signature.linear.error)};
-  const size_t others = signature.knots.knots().size() - (leave_out_equal ? 1 : 0);
-  if (others < 2) return answer;
+  if (signature.knots.knots().size() < (leave_out_equal ? 3 : 2)) return answer;
   const double cost = Cost(features);
   const KnotTable::Reading reading = signature.knots.Read(cost, features.size, leave_out_equal);
   const bool near = (reading.lower != nullptr && cost <= kReach * reading.lower->cost) ||
@@ -196,26 +195,32 @@ uint32_t OpEstimator::TouchSignature(uint64_t key, const OpFeatures& features) {
 }
 
 Prediction OpEstimator::Predict(const OpFeatures& features) const {
-  Prediction prediction;
   const uint64_t key = SignatureKey(features);
   const Shape* const shape = FindShape(ShapeKey(key, features));
-  if (shape != nullptr && shape->level == Level::kExact) {
-    prediction.duration = ToDuration(static_cast<double>(shape->mean.mean));
-    prediction.spread = static_cast<DurationNs>(shape->mean.deviation);
-    prediction.activity = shape->activity;
-    prediction.level = Level::kExact;
-    return prediction;
-  }
+  if (shape != nullptr && shape->level == Level::kExact) return OwnMean(*shape);
+  Prediction prediction;
   const Signature* const signature = FindSignature(key);
   if (signature == nullptr) {
+    if (shape != nullptr) return OwnMean(*shape);
     prediction.duration = prediction.spread = ToDuration(Prior(features));
     return prediction;
   }
   const Unseen answer = PredictUnseen(*signature, features, shape != nullptr);
+  // The neighbours that it left the answer to are gone: their signature was dropped and came back.
+  if (shape != nullptr && answer.level < shape->level) return OwnMean(*shape);
   prediction.level = answer.level;
   prediction.duration = ToDuration(answer.ns);
   prediction.spread = static_cast<DurationNs>(static_cast<double>(prediction.duration) *
                                               std::min(1.0, answer.error));
+  return prediction;
+}
+
+Prediction OpEstimator::OwnMean(const Shape& shape) {
+  Prediction prediction;
+  prediction.duration = ToDuration(static_cast<double>(shape.mean.mean));
+  prediction.spread = static_cast<DurationNs>(shape.mean.deviation);
+  prediction.activity = shape.activity;
+  prediction.level = Level::kExact;
   return prediction;
 }
 
@@ -263,6 +268,7 @@ void OpEstimator::Observe(const OpFeatures& features, DurationNs duration, doubl
   if (is_new || shape->signature >= signatures_.size() ||
       signatures_[shape->signature].key != key) {
     shape->signature = TouchSignature(key, features);
+    shape->level = Level::kExact;  // if its signature was dropped, so were the neighbours
   }
   Signature& signature = signatures_[shape->signature];
   signature.last_use = clock_;

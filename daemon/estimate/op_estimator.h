@@ -144,6 +144,7 @@ class OpEstimator {
   double ExactError(const Signature& signature, const Shape& shape) const;
 
   std::vector<const Signature*> Newest(size_t count_max) const;
+  static Prediction OwnMean(const Shape& shape);
   const Shape* FindShape(uint64_t key) const;
   Shape* TouchShape(uint64_t key, bool* is_new);
   const Signature* FindSignature(uint64_t key) const;

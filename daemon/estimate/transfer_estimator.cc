@@ -14,6 +14,7 @@ constexpr float kWarm = 5, kWeightMax = 8;
 constexpr double kFar = 0.2;
 constexpr double kShareMin = 0.05;  // of a knot in a sample, to learn from it
 constexpr int kSurprisesMax = 5;
+constexpr double kLineRange = 8;  // factor around the line in which a step change moves a knot
 constexpr double kDurationMax = 3.6e12;
 constexpr double kReportRate = 1.0 / 32;
 constexpr int kMantissaBits = 52, kExponentBias = 1023;
@@ -179,7 +180,15 @@ bool TransferEstimator::TakeStep(Link* link, double ratio) {
   link->surprises = 0;
   std::array<float, 5> ratios = link->recent;
   std::sort(ratios.begin(), ratios.end());
-  for (double& ns : link->ns) ns *= static_cast<double>(ratios[ratios.size() / 2]);
+  const double factor = static_cast<double>(ratios[ratios.size() / 2]);
+  // Only as far as the line vouches for it: a size that jumps up and creeps back would otherwise
+  // scale those that are not seen meanwhile again and again.
+  for (size_t knot = 0; knot < kKnots; ++knot) {
+    if (!(link->filled[knot / 64] >> knot % 64 & 1)) continue;
+    const double line = LineNs(*link, KnotBytes(knot));
+    link->ns[knot] =
+        std::clamp(link->ns[knot] * factor, std::max(1.0, line / kLineRange), line * kLineRange);
+  }
   return true;
 }
 

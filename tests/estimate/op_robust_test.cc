@@ -120,6 +120,45 @@ TEST_F(OpRobustTest, Edge_AShapeWhoseOnlyRunWasAnOutlierIsForgotten) {
   }
 }
 
+// Shapes outlive their signature: their own means still answer, before and after they run again.
+TEST_F(OpRobustTest, Regression_AShapeWhoseSignatureWasDroppedAnswersWithItsMean) {
+  estimator_ = OpEstimator(2e12, 8e11, {.shapes = 65'536, .signatures = 64, .knots = 512});
+  std::uniform_real_distribution<double> wild(0.3, 1.7);
+  const auto truth = [](int64_t tokens) { return 10 * Truth(tokens); };  // far from the prior
+  for (int run = 0; run < 100; ++run) {
+    for (int64_t tokens = 16; tokens <= 1'024; tokens += 16) {
+      const double noise = tokens == 512 ? wild(random_) : noise_(random_);
+      estimator_.Observe(Shape(tokens), static_cast<DurationNs>(truth(tokens) * noise));
+    }
+  }
+  ASSERT_EQ(estimator_.Predict(Shape(512)).level, Prediction::Level::kTable);
+  for (uint64_t signature = 100; signature < 300; ++signature)
+    estimator_.Observe({signature, 0, 1'000, 1'000, 1'000}, 50'000);
+  EXPECT_LT(std::abs(Predict(512) / truth(512) - 1), 0.3) << "signature dropped";
+  estimator_.Observe(Shape(16), static_cast<DurationNs>(truth(16)));
+  EXPECT_LT(std::abs(Predict(512) / truth(512) - 1), 0.3) << "another shape brought it back";
+  estimator_.Observe(Shape(512), static_cast<DurationNs>(truth(512)));
+  EXPECT_LT(std::abs(Predict(512) / truth(512) - 1), 0.3) << "it ran again";
+}
+
+// Shapes of equal cost share a knot; the size of each counts for where steps can be.
+TEST_F(OpRobustTest, Regression_SizesOfShapesOfEqualCostStayWholeNumbersOfUnits) {
+  const auto shape = [](int64_t cost, int64_t size) {
+    return OpFeatures{7, 0, cost * 1'000'000, 0, size};
+  };
+  for (int run = 0; run < 10; ++run) {
+    estimator_.Observe(shape(1, 16), 100'000);
+    estimator_.Observe(shape(3, 32), 300'000);
+  }
+  for (int run = 0; run < 10; ++run) {  // the same costs, sizes that are no multiples of 16
+    estimator_.Observe(shape(1, 24), 100'000);
+    estimator_.Observe(shape(3, 30), 300'000);
+  }
+  const DurationNs between = estimator_.Predict(shape(2, 27)).duration;
+  EXPECT_GE(between, 95'000);
+  EXPECT_LE(between, 305'000);
+}
+
 // Bound: after anything, 30 good samples of a shape bring its prediction within 5 %.
 TEST_F(OpRobustTest, Edge_NoStateHoldsAgainstGoodSamples) {
   for (uint64_t seed = 0; seed < 100; ++seed) {

@@ -101,6 +101,22 @@ TEST_F(TransferEstimatorTest, Edge_StepChangeIsFollowed) {
   }
 }
 
+// Bound: a factor of 8 for sizes not seen meanwhile, and 10 % after 20 samples of them.
+TEST_F(TransferEstimatorTest, Edge_ASizeThatJumpsAndCreepsBackLeavesTheOthersAlone) {
+  const double small = Truth(4 * kKiB), large = Truth(4 * kMiB);
+  Feed(4 * kKiB, small, 20);
+  for (int cycle = 0; cycle < 1'000; ++cycle) {
+    Feed(4 * kMiB, 3 * large, 6, 0);
+    for (double ns = 3 * large; ns > large; ns *= 0.985) Feed(4 * kMiB, ns, 1, 0);
+    ASSERT_LE(Error(estimator_.Predict(0, 1, 4 * kKiB), small), 7.5) << cycle;
+    ASSERT_GE(static_cast<double>(estimator_.Predict(0, 1, 4 * kKiB)), small / 8.5) << cycle;
+  }
+  Feed(4 * kKiB, small, 20);
+  EXPECT_LT(Error(estimator_.Predict(0, 1, 4 * kKiB), small), 0.1);
+  Feed(4 * kMiB, large, 20);
+  EXPECT_LT(Error(estimator_.Predict(0, 1, 4 * kMiB), large), 0.1);
+}
+
 TEST_F(TransferEstimatorTest, Edge_BadSamplesAndDomainsAreHarmless) {
   const DurationNs before = estimator_.Predict(0, 1, kMiB);
   estimator_.Observe(0, 1, kMiB, 0);
