@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t kListedMax = 16;               // alternatives named in an error
 constexpr size_t kEstimatesMax = 5;             // operators named in the answer
+constexpr size_t kNameMax = 64;                 // bytes of a name, which a tenant chose
 constexpr uint64_t kArena = uint64_t{1} << 62;  // its slots: beyond every real arena
 
 // Hears what a copy has to say, and keeps it to itself.
@@ -56,11 +57,18 @@ std::string List(const std::set<std::string>& items) {
   return text.empty() ? "none" : text;
 }
 
+std::string Short(const std::string& name) {
+  size_t end = std::min(name.size(), kNameMax);
+  while (end > 0 && end < name.size() && (static_cast<unsigned char>(name[end]) & 0xc0) == 0x80)
+    --end;  // whole characters
+  return name.substr(0, end);
+}
+
 std::string NameOf(const graph::Template& graph) {
-  return "'" + graph.name() + "' " + Hex(graph.content_hash());
+  return "'" + Short(graph.name()) + "' " + Hex(graph.content_hash());
 }
 std::string NameOf(const TenantConfig& tenant) {
-  return "session " + std::to_string(tenant.id.value) + " '" + tenant.name + "'";
+  return "session " + std::to_string(tenant.id.value) + " '" + Short(tenant.name) + "'";
 }
 
 std::string Percent(int64_t percent) { return std::to_string(percent) + " %"; }
@@ -179,12 +187,12 @@ std::string Hypothesis::Answer(TimeNs now) {
   const TenantConfig& tenant = binding_->tenant->config;
   JsonWriter json;
   json.BeginObject().Key("graph").BeginObject();
-  json.Field("name", std::string_view(graph.name()))
+  json.Field("name", std::string_view(Short(graph.name())))
       .Field("content_hash", std::string_view(Hex(graph.content_hash())))
       .Field("ops", graph.groups().size());
   json.Key("symbols").BeginObject();
   for (uint32_t s = 0; s < graph.symbol_count(); ++s) {
-    const std::string& name = graph.program().symbols(static_cast<int>(s)).name();
+    const std::string name = Short(graph.program().symbols(static_cast<int>(s)).name());
     json.Field(name.empty() ? "s" + std::to_string(s) : name, instance_->symbols[s]);
   }
   json.EndObject().EndObject();
@@ -342,7 +350,7 @@ void Hypothesis::AddChoice(JsonWriter* json, TimeNs now) {
 // Operators by signature, the longest first: how well their durations are known.
 void Hypothesis::AddEstimates(JsonWriter* json) {
   struct Share {
-    std::string_view name;
+    std::string name;
     uint32_t ops = 0;
     DurationNs duration = 0, spread = 0;
     estimate::Prediction::Level level = estimate::Prediction::Level::kExact;  // the least specific
@@ -356,7 +364,7 @@ void Hypothesis::AddEstimates(JsonWriter* json) {
         engine_.op_estimator_.Predict(copy_.FeaturesOf(*instance_, op, kind));
     const DurationNs duration = copy_.Duration(*instance_, op);
     Share& share = shares[group.signature];
-    if (share.ops++ == 0) share.name = group.name;
+    if (share.ops++ == 0) share.name = Short(group.name);
     share.duration += duration;
     share.spread += prediction.spread;
     share.level = std::min(share.level, prediction.level);
@@ -371,7 +379,7 @@ void Hypothesis::AddEstimates(JsonWriter* json) {
   json->Key("estimates").BeginArray();
   for (size_t i = 0; i < std::min(longest.size(), kEstimatesMax); ++i) {
     const Share& share = longest[i];
-    json->BeginObject().Field("op", share.name).Field("ops", share.ops);
+    json->BeginObject().Field("op", std::string_view(share.name)).Field("ops", share.ops);
     json->Field("duration_ns", share.duration)
         .Field("spread_ns", share.spread)
         .Field("level", estimate::LevelName(share.level))
@@ -464,7 +472,7 @@ Status CheckSymbols(const Binding& binding, const WhatIfQuery& query) {
   if (given == graph.symbol_count()) return Status::Ok();
   std::string names;
   for (const proto::Symbol& symbol : graph.program().symbols()) {
-    names += (names.empty() ? " " : ", ") + symbol.name().substr(0, 64) + " (" +
+    names += (names.empty() ? " " : ", ") + Short(symbol.name()) + " (" +
              std::to_string(symbol.min()) + " to " + std::to_string(symbol.max()) + ")";
   }
   return Error(StatusCode::kInvalid,

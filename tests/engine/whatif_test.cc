@@ -340,6 +340,22 @@ TEST(EngineWhatIf, Edge_which_graph_is_meant) {
   EXPECT_LT(unknown.text().size(), 2000u);
 }
 
+TEST(EngineWhatIf, Malicious_long_names_are_cut) {
+  Simulation sim(MakeConfig(1));
+  std::string name = "n";  // then characters of two bytes: none may be cut in half
+  for (int i = 0; i < 100'000; ++i) name += "\xc3\xa9";
+  const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
+  const auto graph = Chain(2, kMillisecond, 4096, true, name);
+  sim.AddService(tenant, graph);
+  char hash[17];
+  std::snprintf(hash, sizeof hash, "%016llx",
+                static_cast<unsigned long long>(graph->content_hash()));
+  const std::string shown = Ask(sim, Of(hash))["graph"]["name"];
+  EXPECT_EQ(shown, name.substr(0, 63));
+  const Status unknown = sim.engine().WhatIf(Of("nothing"), sim.now()).status();
+  EXPECT_NE(unknown.text().find(hash), std::string::npos) << "after the name";
+}
+
 TEST(EngineWhatIf, Edge_symbols) {
   TemplateBuilder builder;
   proto::Symbol* const rows = builder.program.add_symbols();
