@@ -72,6 +72,9 @@ Pair MedianPair(const std::function<void()>& a, const std::function<void()>& b, 
 
 constexpr uint64_t kSeed = 1;
 
+// Three ways to say how fast one timeline is. `sim`: a prepared snapshot, as a round's candidates
+// meet it. `sim_run`: the whole call with its preparation and its timeline, as a prediction of
+// everything that is queued makes it. `naive`: the same call of the naive simulator.
 void OpsPerMs(uint32_t ops, const std::string& size, std::vector<Figure>* figures) {
   constexpr uint32_t kDevices = 8;
   const estimate::TransferEstimator transfers(kDevices);
@@ -84,13 +87,17 @@ void OpsPerMs(uint32_t ops, const std::string& size, std::vector<Figure>* figure
   const std::vector<sim::Candidate> as_it_is(1);
   sim::Timeline timeline;
   simulator.Prepare(snapshot, {}, {});
+  const size_t times = std::max<uint32_t>(1, 20'000 / ops);
+  const auto naive = [&] { sim::NaiveRun(snapshot, {}, {}, options, transfers, &timeline); };
   const Pair pair =
-      MedianPair([&] { simulator.Evaluate(as_it_is, nullptr, &outcomes); },
-                 [&] { sim::NaiveRun(snapshot, {}, {}, options, transfers, &timeline); },
-                 std::max<uint32_t>(1, 20'000 / ops));
+      MedianPair([&] { simulator.Evaluate(as_it_is, nullptr, &outcomes); }, naive, times);
+  sim::Timeline run_timeline;
+  const Pair run = MedianPair([&] { simulator.Run(snapshot, {}, &run_timeline); }, naive, times);
   figures->push_back({"sim_ops_per_ms_" + size, count / pair.a * 1000, "ops/ms"});
   figures->push_back({"naive_ops_per_ms_" + size, count / pair.b * 1000, "ops/ms"});
   figures->push_back({"sim_over_naive_ratio_" + size, pair.ratio, "x"});
+  figures->push_back({"sim_run_ops_per_ms_" + size, count / run.a * 1000, "ops/ms"});
+  figures->push_back({"run_over_naive_ratio_" + size, run.ratio, "x"});
   if (ops == 1'000) {
     const double us = MedianUs([&] { simulator.Prepare(snapshot, {}, {}); });
     figures->push_back({"sim_prepare_ns_per_op", us / count * 1000, "ns"});
@@ -98,6 +105,30 @@ void OpsPerMs(uint32_t ops, const std::string& size, std::vector<Figure>* figure
   if (ops == 100'000)
     figures->push_back(
         {"sim_bytes_per_op_100k", static_cast<double>(simulator.bytes()) / count, "bytes"});
+}
+
+// Windows that nobody has scheduled yet: the rollout chooses the device of each op.
+void Rollouts(std::vector<Figure>* figures) {
+  constexpr uint32_t kDevices = 8;
+  const estimate::TransferEstimator transfers(kDevices);
+  sim::Options options;
+  options.horizon = 3600 * kSecond;
+  sim::Simulator simulator(transfers, options);
+  sim::Snapshot snapshot = sim::MakeWorkload(1'000, kDevices, kSeed);
+  for (sim::SnapOp& op : snapshot.ops) {
+    op.state = sim::OpState::kUnscheduled;
+    op.device = kNoDevice;
+  }
+  const auto count = static_cast<double>(snapshot.ops.size());
+  std::vector<sim::Outcome> outcomes;
+  const std::vector<sim::Candidate> as_it_is(1);
+  sim::Timeline timeline;
+  simulator.Prepare(snapshot, {}, {});
+  const Pair pair =
+      MedianPair([&] { simulator.Evaluate(as_it_is, nullptr, &outcomes); },
+                 [&] { sim::NaiveRun(snapshot, {}, {}, options, transfers, &timeline); }, 10);
+  figures->push_back({"sim_rollout_ops_per_ms_1k", count / pair.a * 1000, "ops/ms"});
+  figures->push_back({"rollout_over_naive_ratio_1k", pair.ratio, "x"});
 }
 
 // Cost per op of 64 devices over that of 8.
@@ -281,6 +312,7 @@ int main() {
   slice::OpsPerMs(1'000, "1k", &figures);
   slice::OpsPerMs(10'000, "10k", &figures);
   slice::OpsPerMs(100'000, "100k", &figures);
+  slice::Rollouts(&figures);
   slice::Devices(&figures);
   slice::WhatIfs(256, &figures);
   slice::WhatIfs(1'024, &figures);
