@@ -1,6 +1,7 @@
 // The rare side of a simulation: ops whose inputs must be looked up, the rollout, copies, timers.
 #include <algorithm>
 #include <bit>
+#include <functional>
 
 #include "daemon/sim/simulation.h"
 
@@ -41,7 +42,11 @@ void Simulation::PredecessorsDone(uint32_t op) {
 void Simulation::ReleaseAll() {
   // Ops are numbered in queue order.
   if (st_.released.size() > 1) std::sort(st_.released.begin(), st_.released.end());
-  for (const uint32_t op : st_.released) Release(op);
+  if (st_.fresh.size() > 1) std::sort(st_.fresh.begin(), st_.fresh.end(), std::greater<>());
+  for (const uint32_t op : st_.released) {
+    CountFresh(op);
+    Release(op);
+  }
   st_.released.clear();
 }
 
@@ -66,54 +71,95 @@ void Simulation::Release(uint32_t op) {
   if (general.missing == 0) Enqueue(op, general.device);
 }
 
+// When a device is through with what runs there and with what is queued before the op.
+TimeNs Simulation::QueueEnd(uint32_t index, bool behind_offline) const {
+  const SimulationState::Device& device = st_.devices[index];
+  const TimeNs start =
+      st_.keys[index] == SimulationState::kIdle ? st_.now : std::max(st_.now, device.ends);
+  return start + device.backlog_online + (behind_offline ? device.backlog_offline : 0);
+}
+
 // Earliest finish among the allowed devices: behind what is queued there and would run before it,
 // and behind the copies that it needs (one after the other: they share the receive side). Ties:
-// lower device.
+// lower device. Devices beside all inputs come first: mostly they leave the others no chance, and
+// then nobody asks how long copies would take.
 DeviceIndex Simulation::Rollout(uint32_t id) const {
   const Prepared::General& op = p_->generals[p_->ops[id].take];
-  const uint64_t existing =
-      st_.devices.size() >= 64 ? ~uint64_t{0} : Bit(static_cast<uint32_t>(st_.devices.size())) - 1;
-  const uint64_t allowed = s_->ops[op.op].allowed_devices & existing;
-  const bool choice = (allowed & (allowed - 1)) != 0;
+  const auto devices = static_cast<uint32_t>(st_.devices.size());
+  uint64_t allowed =
+      s_->ops[op.op].allowed_devices & (devices >= 64 ? ~uint64_t{0} : Bit(devices) - 1);
+  uint64_t beside_all = ~uint64_t{0}, beside_pinned = ~uint64_t{0};  // domains
+  for (uint32_t i = op.reads_begin; i < op.writes_begin; ++i) {
+    const uint64_t resident = st_.tensors[p_->slots[i]].resident;
+    if (resident == 0) continue;
+    beside_all &= resident;
+    if (p_->tensors[p_->slots[i]].pinned) beside_pinned &= resident;
+  }
+  if (beside_pinned != ~uint64_t{0}) allowed &= DevicesIn(beside_pinned);
+  if ((allowed & (allowed - 1)) == 0)
+    return allowed == 0 ? kNoDevice : static_cast<DeviceIndex>(std::countr_zero(allowed));
+
+  const bool behind_offline = !op.online || !p_->rules.classes;
   DeviceIndex best = kNoDevice;
   TimeNs best_finish = kNever;
-  for (uint64_t left = allowed; left != 0; left &= left - 1) {
-    const auto candidate = static_cast<DeviceIndex>(std::countr_zero(left));
-    const SimulationState::Device& device = st_.devices[candidate];
-    DurationNs copies = 0;
-    bool pinned_elsewhere = false;
-    for (uint32_t i = op.reads_begin; i < op.writes_begin; ++i) {
-      const uint32_t slot = p_->slots[i];
-      const uint64_t resident = st_.tensors[slot].resident;
-      if ((resident & Bit(device.domain)) != 0 || resident == 0) continue;
-      pinned_elsewhere |= p_->tensors[slot].pinned;
-      if (choice) copies += CopyTime(SourceFor(slot, device.domain), device.domain, BytesOf(slot));
-    }
-    if (pinned_elsewhere) continue;
-    if (!choice) return candidate;
-    TimeNs start =
-        st_.keys[candidate] == SimulationState::kIdle ? st_.now : std::max(st_.now, device.ends);
-    const bool behind_offline = !op.online || !p_->rules.classes;
-    start += device.backlog_online + (behind_offline ? device.backlog_offline : 0);
-    // Ops that become ready at one time choose in queue order: who comes later does not count yet.
-    for (const uint32_t other : st_.fresh) {
-      const Prepared::Op& from = p_->ops[other];
-      if (other > id && from.device == candidate &&
-          (behind_offline || (from.flags & Prepared::kOnline) != 0))
-        start -= from.duration;
-    }
-    const DurationNs duration = OpDuration(*s_, op.op, candidate);
-    if (!op.online && slices_ && start < device.phantom_until &&
-        start + duration > device.phantom_from) {
-      start = device.phantom_until;
-    }
-    const TimeNs finish = std::max(start, st_.now + copies) + duration;
-    if (finish < best_finish) {
+  const auto better = [&](TimeNs finish, DeviceIndex device) {
+    return finish < best_finish || (finish == best_finish && device < best && best != kNoDevice);
+  };
+  uint32_t kind = kNone;  // of `duration`
+  DurationNs duration = 0;
+  const auto visit = [&](uint64_t mask, bool copies) {
+    for (; mask != 0; mask &= mask - 1) {
+      const auto candidate = static_cast<DeviceIndex>(std::countr_zero(mask));
+      if (s_->devices[candidate].kind != kind) {
+        kind = s_->devices[candidate].kind;
+        duration = OpDuration(*s_, op.op, candidate);
+      }
+      TimeNs start = QueueEnd(candidate, behind_offline);
+      const SimulationState::Device& device = st_.devices[candidate];
+      if (!op.online && slices_ && start < device.phantom_until &&
+          start + duration > device.phantom_from) {
+        start = device.phantom_until;
+      }
+      if (copies) {
+        if (!better(std::max(start, st_.now + options_.transfer_overhead) + duration, candidate))
+          continue;
+        start = std::max(start, st_.now + CopiesTo(op, device.domain));
+      }
+      const TimeNs finish = start + duration;
+      if (!better(finish, candidate)) continue;
       best_finish = finish;
       best = candidate;
     }
-  }
+  };
+  const uint64_t beside = beside_all == ~uint64_t{0} ? allowed : allowed & DevicesIn(beside_all);
+  visit(beside, false);
+  visit(allowed & ~beside, true);
   return best;
+}
+
+uint64_t Simulation::DevicesIn(uint64_t domains) const {
+  uint64_t devices = 0;
+  if (p_->computing.size() < 64) domains &= Bit(static_cast<uint32_t>(p_->computing.size())) - 1;
+  for (; domains != 0; domains &= domains - 1)
+    devices |= p_->computing[static_cast<size_t>(std::countr_zero(domains))];
+  return devices;
+}
+
+// Time of the copies that the op needs in a domain, one after the other.
+DurationNs Simulation::CopiesTo(const Prepared::General& op, DomainIndex destination) const {
+  DurationNs copies = 0;
+  for (uint32_t i = op.reads_begin; i < op.writes_begin; ++i) {
+    const uint32_t slot = p_->slots[i];
+    uint64_t resident = st_.tensors[slot].resident;
+    if ((resident & Bit(destination)) != 0 || resident == 0) continue;
+    const int64_t bytes = BytesOf(slot);
+    DurationNs least = kNever;
+    for (; resident != 0; resident &= resident - 1)
+      least = std::min(least, CopyTime(static_cast<DomainIndex>(std::countr_zero(resident)),
+                                       destination, bytes));
+    copies += least;
+  }
+  return copies;
 }
 
 DurationNs Simulation::StartGeneral(uint32_t index, uint32_t op) {
@@ -181,6 +227,7 @@ void Simulation::LoadTransfers() {
       destination.incoming[lane] = index;
       destination.receives.Enter(service_class);
       destination.copy_ends[lane] = std::max(from.finish, s_->now);
+      st_.receiving |= Bit(from.destination);
     } else {
       st_.waiting.push_back(index);
       st_.admit = true;
@@ -192,17 +239,6 @@ void Simulation::LoadTransfers() {
     });
   }
   RenewSideNext();
-}
-
-// Windows have few links and sizes: each prediction is made once.
-DurationNs Simulation::CopyTime(DomainIndex source, DomainIndex destination, int64_t bytes) const {
-  const uint32_t link = static_cast<uint32_t>(source) << 8 | destination;
-  const uint64_t hash = (static_cast<uint64_t>(bytes) ^ uint64_t{link} << 40) * kCopyCostHash;
-  CopyCost& cost = copy_costs_[hash >> (64 - kCopyCostBits)];
-  if (cost.bytes != bytes || cost.link != link)
-    cost = {bytes, link,
-            options_.transfer_overhead + transfers_.Predict(source, destination, bytes)};
-  return cost.time;
 }
 
 DomainIndex Simulation::SourceFor(uint32_t slot, DomainIndex destination) const {
@@ -301,6 +337,7 @@ void Simulation::AdmitCopies() {
     destination.incoming[lane] = index;
     destination.receives.Enter(service_class);
     destination.copy_ends[lane] = st_.now + duration;
+    st_.receiving |= Bit(intent.destination);
     if ((tensor.free_of_charge & Bit(intent.destination)) == 0) {
       Take(intent.destination, bytes, kNone, tensor.tensor);
       st_.tensors[intent.tensor].held |= Bit(intent.destination);
@@ -322,6 +359,7 @@ void Simulation::CompleteCopy(DomainIndex to, size_t lane) {
   destination.incoming[lane] = kNone;
   destination.receives.Leave(service_class);
   destination.copy_ends[lane] = kNever;
+  if (destination.incoming[1 - lane] == kNone) st_.receiving &= ~Bit(to);
   SimulationState::Tensor& tensor = st_.tensors[intent.tensor];
   tensor.incoming &= ~Bit(to);
   tensor.resident |= Bit(to);
@@ -336,10 +374,10 @@ void Simulation::CompleteCopy(DomainIndex to, size_t lane) {
 // ---- timers, and the end of copies ----
 
 void Simulation::EndSide() {
-  for (size_t d = 0; d < st_.domains.size(); ++d) {
+  for (uint64_t left = st_.receiving; left != 0; left &= left - 1) {
+    const auto domain = static_cast<DomainIndex>(std::countr_zero(left));
     for (const size_t lane : {kOnlineLane, kOfflineLane}) {
-      if (st_.domains[d].copy_ends[lane] <= st_.now)
-        CompleteCopy(static_cast<DomainIndex>(d), lane);
+      if (st_.domains[domain].copy_ends[lane] <= st_.now) CompleteCopy(domain, lane);
     }
   }
   while (!st_.timers.empty() && st_.timers.front().at <= st_.now) {
@@ -363,8 +401,11 @@ void Simulation::AddTimer(TimeNs at, uint32_t what) {
 
 void Simulation::RenewSideNext() {
   st_.side_next = st_.timers.empty() ? kNever : st_.timers.front().at;
-  for (const SimulationState::Domain& domain : st_.domains)
+  for (uint64_t left = st_.receiving; left != 0; left &= left - 1) {
+    const SimulationState::Domain& domain =
+        st_.domains[static_cast<size_t>(std::countr_zero(left))];
     st_.side_next = std::min({st_.side_next, domain.copy_ends[0], domain.copy_ends[1]});
+  }
 }
 
 // ---- memory ----

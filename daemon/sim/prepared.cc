@@ -11,7 +11,8 @@ constexpr int64_t kPackedMax = UINT32_MAX;
 
 size_t Prepared::bytes() const {
   return BytesIn(ops) + BytesIn(index) + BytesIn(edges) + BytesIn(generals) + BytesIn(slots) +
-         BytesIn(tensors) + BytesIn(transfers) + BytesIn(running) + BytesIn(sinks) + BytesIn(batch);
+         BytesIn(tensors) + BytesIn(transfers) + BytesIn(running) + BytesIn(computing) +
+         BytesIn(sinks) + BytesIn(batch);
 }
 
 void Preparation::Run(const Snapshot& snapshot, std::span<const OpIndex> batch, Rules rules,
@@ -28,7 +29,11 @@ void Preparation::Run(const Snapshot& snapshot, std::span<const OpIndex> batch, 
   out->transfers.clear();
   out->batch.assign(batch.size(), kNone);
   domains_ = 0;
-  for (const SnapDevice& device : snapshot.devices) domains_ |= Bit(device.domain);
+  out->computing.assign(snapshot.domains.size(), 0);
+  for (size_t d = 0; d < snapshot.devices.size(); ++d) {
+    domains_ |= Bit(snapshot.devices[d].domain);
+    out->computing[snapshot.devices[d].domain] |= Bit(static_cast<uint32_t>(d));
+  }
 
   Order();
   PlaceOps(batch);

@@ -75,6 +75,7 @@ struct Prepared {
   std::vector<Tensor> tensors;
   std::vector<SnapTransfer> transfers;  // of the snapshot, with `tensor` in `tensors`
   std::vector<uint32_t> running;        // by device: op or kNone
+  std::vector<uint64_t> computing;      // by domain: devices
   std::vector<uint32_t> sinks;          // by instance
   std::vector<uint32_t> batch;          // generals of the batch
 

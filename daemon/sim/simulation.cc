@@ -34,7 +34,7 @@ void Simulation::Prefix(const Prepared& prepared, bool rollout, Timeline* trace)
   bound_ = nullptr;
   ask_at_ = kNever;
   prefix_ = true;
-  copy_costs_.fill({});
+  copy_times_.Start(s_->domains.size());
   Load();
   Loop();
 }
@@ -48,7 +48,7 @@ void Simulation::Start(const Simulation& other, const SimulationState& prefix) {
   stride_ = other.stride_;
   level_at_ = other.level_at_;
   slices_ = other.slices_;
-  if (&other != this) copy_costs_.fill({});
+  if (&other != this) copy_times_.Start(s_->domains.size());
   st_ = prefix;
 }
 
@@ -106,7 +106,7 @@ bool Simulation::LoopOn() {
     // Everything that ends by now has been taken.
     if (pause_) return true;
     if (!st_.released.empty()) ReleaseAll();
-    if (!kPlain) st_.fresh.clear();
+    if (!kPlain) CountFresh(kNone);
     if (st_.admit) AdmitCopies();
     for (uint64_t look = st_.look; look != 0; look &= look - 1)
       next = std::min(next, StartOn<kLevels, kPlain>(LowestBit(look)));
@@ -223,6 +223,7 @@ void Simulation::Load() {
   st_.ready.assign(s.devices.size() * stride_, 0);
   st_.intents.clear();
   st_.waiting.clear();
+  st_.receiving = 0;
   st_.waiters.clear();
   st_.timers.clear();
   st_.released.clear();
@@ -260,7 +261,7 @@ void Simulation::Load() {
       PredecessorsDone(op);
     } else {
       Enqueue(op, p.ops[op].device);
-      if (rollout_) Count(op);
+      if (rollout_) st_.fresh.push_back(op);
     }
   }
 }
@@ -377,7 +378,7 @@ inline void Simulation::Arrive(uint32_t op) {
   }
   Insert<kLevels>(from.device, op);
   st_.look |= Bit(from.device);
-  if (!kPlain && rollout_) Count(op);
+  if (!kPlain && rollout_) st_.fresh.push_back(op);
 }
 
 // The last op of an instance's part in the window may have ended.
@@ -412,10 +413,15 @@ DurationNs& Simulation::Backlog(uint32_t op, uint32_t device) {
   return (p_->ops[op].flags & Prepared::kOnline) != 0 ? to.backlog_online : to.backlog_offline;
 }
 
-// A simple op is ready: rollouts see it in the backlog.
-void Simulation::Count(uint32_t op) {
-  Backlog(op, p_->ops[op].device) += p_->ops[op].duration;
-  st_.fresh.push_back(op);
+// Simple ops that became ready now and come before `op` in queue order: rollouts see them in the
+// backlog from here on. Ops that become ready at one time choose in that order, so who comes later
+// must not count yet. `fresh` is sorted while ops are released: latest first.
+void Simulation::CountFresh(uint32_t before) {
+  while (!st_.fresh.empty() && st_.fresh.back() < before) {
+    const uint32_t op = st_.fresh.back();
+    st_.fresh.pop_back();
+    Backlog(op, p_->ops[op].device) += p_->ops[op].duration;
+  }
 }
 
 DurationNs Simulation::Duration(uint32_t op, DeviceIndex device) const {

@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "daemon/sim/copy_times.h"
 #include "daemon/sim/prepared.h"
 #include "daemon/sim/simulator.h"
 
@@ -85,10 +86,12 @@ struct SimulationState {
   std::vector<InstanceProgress> instances;
   std::vector<Intent> intents;
   std::vector<uint32_t> waiting;  // intents by (class, age)
+  uint64_t receiving = 0;         // domains that a copy enters
   std::vector<Waiter> waiters;
   std::vector<Timer> timers;       // heap, earliest first
   std::vector<uint32_t> released;  // general ops, at `now`
-  std::vector<uint32_t> fresh;     // simple ops that became ready at `now`; where a rollout asks
+  std::vector<uint32_t> fresh;     // simple ops that became ready at `now`, not yet in a backlog;
+                                   // where a rollout asks
   std::vector<uint32_t> due;       // of the batch: ready before the candidate was known
 
   size_t bytes() const;
@@ -97,7 +100,7 @@ struct SimulationState {
 class Simulation {
  public:
   Simulation(const estimate::TransferEstimator& transfers, const Options& options)
-      : transfers_(transfers), options_(options) {}
+      : options_(options), copy_times_(transfers, options.transfer_overhead) {}
 
   // Starts over from the snapshot and runs until an op of the batch is ready, or to the end.
   // `rollout`: the candidates may leave a device to it.
@@ -151,8 +154,11 @@ class Simulation {
   DurationNs StartGeneral(uint32_t device, uint32_t op);
   DurationNs Duration(uint32_t op, DeviceIndex device) const;
   DeviceIndex Rollout(uint32_t op) const;
+  TimeNs QueueEnd(uint32_t device, bool behind_offline) const;
+  uint64_t DevicesIn(uint64_t domains) const;
+  DurationNs CopiesTo(const Prepared::General& op, DomainIndex destination) const;
   void OpenPhantom(const SnapInstance& instance, uint32_t device);
-  void Count(uint32_t op);
+  void CountFresh(uint32_t before);
   DurationNs& Backlog(uint32_t op, uint32_t device);
 
   // The ready set of a device: a tree of bits, each level telling which words below are not empty.
@@ -176,7 +182,9 @@ class Simulation {
   void Request(uint32_t slot, DomainIndex destination, uint32_t op, ServiceClass service_class);
   void AdmitCopies();
   void Pause(uint32_t offline, DurationNs duration);
-  DurationNs CopyTime(DomainIndex source, DomainIndex destination, int64_t bytes) const;
+  DurationNs CopyTime(DomainIndex source, DomainIndex destination, int64_t bytes) const {
+    return copy_times_.Of(source, destination, bytes);
+  }
   DomainIndex SourceFor(uint32_t slot, DomainIndex destination) const;
   ServiceClass LaneClass(ServiceClass service_class) const {
     return p_->rules.classes ? service_class : ServiceClass::kOffline;
@@ -192,7 +200,6 @@ class Simulation {
   int64_t BytesOf(uint32_t slot) const;
   bool Reserved(const Prepared::General& general, DomainIndex domain) const;
 
-  const estimate::TransferEstimator& transfers_;
   const Options& options_;
   const Prepared* p_ = nullptr;
   const Snapshot* s_ = nullptr;
@@ -210,14 +217,7 @@ class Simulation {
   DeviceIndex candidate_device_ = kNoDevice;
   TimeNs ask_at_ = kNever;
   SimulationState st_;
-  struct CopyCost {
-    int64_t bytes = -1;
-    uint32_t link = 0;
-    DurationNs time = 0;
-  };
-  static constexpr uint32_t kCopyCostBits = 6;
-  static constexpr uint64_t kCopyCostHash = 0x9e3779b97f4a7c15;
-  mutable std::array<CopyCost, 1U << kCopyCostBits> copy_costs_{};  // by hash; of this snapshot
+  mutable CopyTimes copy_times_;
 };
 
 }  // namespace slice::sim
