@@ -54,8 +54,8 @@ class EngineImpl final : public Engine {
  public:
   EngineImpl(const Config& config, std::span<std::byte> gmg_memory, Sink* sink);
   // An engine in the same state, with GMG memory (zeroed) and a sink of its own, that decides as
-  // `from` would. They share templates, and the estimators that only the executor's reports teach:
-  // a copy is given none.
+  // `from` would. They share templates and estimators: a copy must be given nothing that teaches
+  // these (reports, ends of sequences, steps of one but the first).
   EngineImpl(const EngineImpl& from, std::span<std::byte> gmg_memory, Sink* sink);
 
   Status AddTenant(const TenantConfig& tenant, TimeNs now) override;
@@ -315,13 +315,14 @@ class EngineImpl final : public Engine {
     estimate::TransferEstimator transfer;
     estimate::MemoryEstimator memory;
     estimate::ContentionEstimator contention;
+    estimate::GapEstimator gap;
   };
   const std::shared_ptr<Estimators> estimators_;
   estimate::OpEstimator& op_estimator_ = estimators_->op;
   estimate::TransferEstimator& transfer_estimator_ = estimators_->transfer;
   estimate::MemoryEstimator& memory_estimator_ = estimators_->memory;
   estimate::ContentionEstimator& contention_estimator_ = estimators_->contention;
-  estimate::GapEstimator gap_estimator_;
+  estimate::GapEstimator& gap_estimator_ = estimators_->gap;
   sim::Simulator simulator_;
   std::unique_ptr<sched::Policy> policy_;
 

@@ -47,19 +47,26 @@ DurationNs GapEstimator::Quantile(const Service& service, float share) {
 }
 
 GapEstimator::Service* GapEstimator::Touch(uint64_t id) {
-  if (services_.size() >= kServicesMax && !services_.contains(id)) {
-    auto oldest = services_.begin();
-    for (auto it = services_.begin(); it != services_.end(); ++it) {
-      if (it->second.last_use < oldest->second.last_use) oldest = it;
-    }
-    services_.erase(oldest);
+  const auto found = index_.find(id);
+  if (found != index_.end()) {
+    services_.splice(services_.begin(), services_, found->second);
+  } else {
+    if (index_.size() >= kServicesMax) Forget(services_.back().id);
+    services_.emplace_front().id = id;
+    index_.emplace(id, services_.begin());
   }
-  Service& service = services_[id];
-  service.last_use = ++clock_;
+  Service& service = services_.front();
   for (float& bucket : service.buckets) bucket *= kDecay;
   service.total *= kDecay;
   service.ends *= kDecay;
   return &service;
+}
+
+void GapEstimator::Forget(uint64_t id) {
+  const auto found = index_.find(id);
+  if (found == index_.end()) return;
+  services_.erase(found->second);
+  index_.erase(found);
 }
 
 void GapEstimator::Refresh(Service* service) {
@@ -94,8 +101,8 @@ void GapEstimator::ObserveEnd(uint64_t id) {
 }
 
 GapEstimator::Gap GapEstimator::Predict(uint64_t id) const {
-  const auto found = services_.find(id);
-  return found == services_.end() ? Gap{} : found->second.gap;
+  const auto found = index_.find(id);
+  return found == index_.end() ? Gap{} : found->second->gap;
 }
 
 }  // namespace slice::estimate

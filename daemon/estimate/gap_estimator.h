@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <unordered_map>
 
 #include "common/units.h"
@@ -16,7 +17,11 @@ namespace slice::estimate {
 
 class GapEstimator {
  public:
-  static constexpr size_t kServicesMax = 16'384;
+  GapEstimator() = default;
+  GapEstimator(const GapEstimator&) = delete;  // megabytes
+  GapEstimator& operator=(const GapEstimator&) = delete;
+
+  static constexpr size_t kServicesMax = 16'384;  // beyond it the one least used of late goes
   static constexpr DurationNs kUnknownP90 = 2 * kMillisecond;
 
   struct Gap {
@@ -27,13 +32,14 @@ class GapEstimator {
   Gap Predict(uint64_t service) const;
   void ObserveNext(uint64_t service, DurationNs gap);  // negative gaps count as 0
   void ObserveEnd(uint64_t service);                   // sequence closed without another step
-  void Forget(uint64_t service) { services_.erase(service); }
-  size_t service_count() const { return services_.size(); }
+  void Forget(uint64_t service);
+  size_t service_count() const { return index_.size(); }
 
  private:
   static constexpr size_t kPerOctave = 4, kBuckets = kPerOctave * 32 + 1;
 
   struct Service {
+    uint64_t id = 0;
     std::array<float, kBuckets> buckets{};  // the first ends at 1 us, the last one is open
     float total = 0;
     float ends = 0;
@@ -41,7 +47,6 @@ class GapEstimator {
     // short of the predictions, so that these hold where gaps come in bursts, too.
     float low = 0.1f, high = 0.9f;
     Gap gap;  // what Predict answers
-    uint64_t last_use = 0;
   };
   static size_t BucketOf(DurationNs gap);
   static DurationNs EdgeBelow(size_t bucket);
@@ -49,8 +54,8 @@ class GapEstimator {
   Service* Touch(uint64_t service);
   static void Refresh(Service* service);
 
-  uint64_t clock_ = 0;
-  std::unordered_map<uint64_t, Service> services_;
+  std::list<Service> services_;  // by last use, the latest first
+  std::unordered_map<uint64_t, std::list<Service>::iterator> index_;
 };
 
 }  // namespace slice::estimate

@@ -134,6 +134,23 @@ TEST(GapEstimator, Edge_ServicesAreBoundedAndForgotten) {
   EXPECT_FALSE(gaps.Predict(GapEstimator::kServicesMax).known);
 }
 
+TEST(GapEstimator, Malicious_BeyondTheLimitTheLeastUsedOfLateGoes) {
+  GapEstimator gaps;
+  constexpr uint64_t kKept = 1, kMax = GapEstimator::kServicesMax;
+  for (uint64_t service = 1; service <= kMax; ++service) {
+    for (int i = 0; i < 5; ++i) gaps.ObserveNext(service, kMillisecond);
+  }
+  for (uint64_t service = kMax + 1; service <= 3 * kMax; ++service) {
+    if (service % 1'000 == 0) gaps.ObserveNext(kKept, kMillisecond);
+    gaps.ObserveEnd(service);
+    ASSERT_LE(gaps.service_count(), kMax);
+  }
+  EXPECT_EQ(gaps.service_count(), kMax);
+  EXPECT_TRUE(gaps.Predict(kKept).known) << "it was in use all the time";
+  EXPECT_FALSE(gaps.Predict(2).known);
+  EXPECT_EQ(gaps.Predict(3 * kMax).continues, 1.0) << "a single end is not believed";
+}
+
 TEST(GapEstimator, Edge_OnlyEndsMeanNoNextStep) {
   GapEstimator gaps;
   for (int i = 0; i < 20; ++i) gaps.ObserveEnd(1);
