@@ -311,7 +311,9 @@ std::string Server::StatusJson() {
   status["socket"] = config_.socket_path;
   status["epoch"] = services_->daemon_epoch;
   status["uptime_ns"] = MonotonicNow() - started_;
-  status["executor_pid"] = supervisor_->pid();
+  // Null while there is none: a script that signals 0 would signal its own process group.
+  status["executor_pid"] = nullptr;
+  if (supervisor_->pid() > 0) status["executor_pid"] = supervisor_->pid();
   if (IsStopped(supervisor_->pid())) {
     status["executor"] = "stopped by a signal";
     status["executor_up"] = false;
