@@ -29,6 +29,7 @@ struct Limits {
   uint32_t nodes_max = 200'000;
   uint32_t groups_max = 20'000;
   uint32_t symbols_max = 64;
+  uint32_t name_bytes_max = 512;  // of a graph, symbol, input or group
   uint32_t inputs_max = 20'000;
   uint32_t expr_nodes_max = 256;
   uint32_t expr_depth_max = 32;

@@ -56,4 +56,20 @@ Status CheckCounts(std::string_view serialized, const Limits& limits) {
   return Status::Ok();
 }
 
+Status CheckNames(const proto::GraphTemplate& program, const Limits& limits) {
+  const auto check = [&limits](const char* what, int index, const std::string& name) {
+    if (name.size() <= limits.name_bytes_max) return Status::Ok();
+    return Error(StatusCode::kGraph, "the name of %s %d has %zu bytes, the limit is %u", what,
+                 index, name.size(), limits.name_bytes_max);
+  };
+  SLICE_RETURN_IF_ERROR(check("graph", 0, program.metadata().model()));
+  for (int i = 0; i < program.symbols_size(); ++i)
+    SLICE_RETURN_IF_ERROR(check("symbol", i, program.symbols(i).name()));
+  for (int i = 0; i < program.inputs_size(); ++i)
+    SLICE_RETURN_IF_ERROR(check("input", i, program.inputs(i).name()));
+  for (int i = 0; i < program.groups_size(); ++i)
+    SLICE_RETURN_IF_ERROR(check("group", i, program.groups(i).name()));
+  return Status::Ok();
+}
+
 }  // namespace slice::graph

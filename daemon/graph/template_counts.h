@@ -12,5 +12,7 @@ namespace slice::graph {
 // make an object of fifty, so a small template could otherwise ask for gigabytes.
 // Errors: OVERFLOW (too many), GRAPH (not a message).
 Status CheckCounts(std::string_view serialized, const Limits& limits);
+// Names go into texts for people, some as they are. Errors: GRAPH (a name over its limit).
+Status CheckNames(const proto::GraphTemplate& program, const Limits& limits);
 
 }  // namespace slice::graph

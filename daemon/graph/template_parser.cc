@@ -63,6 +63,7 @@ class TemplateParser {
       return Error(StatusCode::kGraph, "template format is %u, this daemon reads %u",
                    program().format(), kTemplateFormat);
     }
+    SLICE_RETURN_IF_ERROR(CheckNames(program(), limits_));
     out_->name_ = program().metadata().model();
     SLICE_RETURN_IF_ERROR(ReadSymbols());
     SLICE_RETURN_IF_ERROR(ReadValues());

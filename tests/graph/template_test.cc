@@ -379,6 +379,30 @@ TEST(Malicious_Template, CountsAreBoundedBeforeAllocation) {
   ExpectRefused(Chain(), StatusCode::kOverflow, "the limit is 10", limits);
 }
 
+TEST(Malicious_Template, NamesAreBoundedWhereverTheyAre) {
+  Limits limits;
+  limits.name_bytes_max = 64;
+  const std::string most(64, 'n'), more(65, 'n');
+  const auto with = [](const std::string& name, int which) {
+    TemplateBuilder builder = Chain();
+    proto::GraphTemplate& program = builder.program;
+    if (program.symbols_size() == 0) program.add_symbols()->set_max(1);
+    if (which == 0) program.mutable_metadata()->set_model(name);
+    if (which == 1) program.mutable_symbols(0)->set_name(name);
+    if (which == 2) program.mutable_inputs(0)->set_name(name);
+    if (which == 3) program.mutable_groups(1)->set_name(name);
+    return builder;
+  };
+  const char* const where[] = {"graph 0", "symbol 0", "input 0", "group 1"};
+  for (int which = 0; which < 4; ++which) {
+    const auto fits = Template::Parse(with(most, which).Serialize(), limits);
+    EXPECT_TRUE(fits.ok()) << fits.status().ToString();
+    ExpectRefused(with(more, which), StatusCode::kGraph,
+                  std::string("the name of ") + where[which] + " has 65 bytes, the limit is 64",
+                  limits);
+  }
+}
+
 TEST(Malicious_Template, ConstantsAreCheckedAgainstTheirShape) {
   Chain chain;
   const uint32_t value = chain.Value({2, 2});
