@@ -1,5 +1,6 @@
-// A copy of the engine to try things out on (engine_impl.h). What points to another object is
-// copied first and looked up then, so that the copy never reaches into the original. What is
+// A copy of the engine to try things out on (engine_impl.h). It has what live work and the question
+// reach: what points to another object has that copied when it is looked up, so that the cost does
+// not grow with all that is registered, and the copy never reaches into the original. What is
 // missing here is found by the tests that compare a copy's decisions with the original's.
 #include <algorithm>
 #include <unordered_map>
@@ -8,41 +9,6 @@
 
 namespace slice::engine {
 namespace {
-
-// Where the copy of an object is, by the original's address.
-class Copies {
- public:
-  template <typename T>
-  std::unique_ptr<T> Make(const T& original) {
-    auto copy = std::make_unique<T>(original);
-    Note(original, copy.get());
-    return copy;
-  }
-  template <typename T>
-  void Note(const T& original, T* copy) {
-    copies_.emplace(&original, copy);
-  }
-  template <typename T>
-  void Redirect(T** pointer) const {
-    if (*pointer == nullptr) return;
-    const auto found = copies_.find(*pointer);
-    SLICE_CHECK(found != copies_.end(), "the engine points to something that was not copied");
-    *pointer = static_cast<T*>(found->second);
-  }
-  template <typename T>
-  void Redirect(std::vector<T*>* pointers) const {
-    for (T*& pointer : *pointers) Redirect(&pointer);
-  }
-  void Redirect(std::vector<OpRef>* refs) const {
-    for (OpRef& ref : *refs) Redirect(&ref.instance);
-  }
-  void Redirect(std::vector<PieceUse>* uses) const {
-    for (PieceUse& use : *uses) Redirect(&use.piece);
-  }
-
- private:
-  std::unordered_map<const void*, void*> copies_;
-};
 
 // A thing in a slot that is free: only its generation counts.
 template <typename T>
@@ -55,7 +21,139 @@ std::unique_ptr<T> EmptySlot(const T& original) {
 
 }  // namespace
 
-EngineImpl::EngineImpl(const EngineImpl& from, std::span<std::byte> gmg_memory, Sink* sink)
+// Fills the tables of `to`, which finds its objects by id or slot as any engine does.
+class EngineImpl::Copier {
+ public:
+  Copier(const EngineImpl& from, EngineImpl* to) : from_(from), to_(to) {}
+
+  void Commands();  // before tenants and parts
+  void Instances();
+  void Transfers();
+  void Redirect(Tenant** tenant) const {
+    if (*tenant != nullptr) *tenant = to_->tenants_.at((*tenant)->config.id).get();
+  }
+  void Redirect(Command** command) const {
+    if (*command != nullptr) *command = commands_.at(*command);
+  }
+  void Redirect(Instance** instance) const {
+    if (*instance == nullptr) return;
+    *instance = to_->instances_[(*instance)->slot].get();
+    SLICE_CHECK(*instance != nullptr, "the engine points to an instance that is not live");
+  }
+  void Redirect(TensorSet** set);
+  void Redirect(Piece** piece);
+  void Redirect(Binding** binding);
+  void Redirect(Sequence** sequence);
+  void Redirect(OpRef* ref) const { Redirect(&ref->instance); }
+  void Redirect(PieceUse* use) { Redirect(&use->piece); }
+  template <typename T>
+  void Redirect(std::vector<T>* all) {
+    for (T& one : *all) Redirect(&one);
+  }
+
+ private:
+  const EngineImpl& from_;
+  EngineImpl* const to_;
+  std::unordered_map<const Command*, Command*> commands_;
+};
+
+void EngineImpl::Copier::Redirect(TensorSet** set) {
+  if (*set == nullptr) return;
+  const auto [place, is_new] = to_->sets_.try_emplace((*set)->config.id);
+  if (is_new) {
+    place->second = std::make_unique<TensorSet>(**set);
+    Redirect(&place->second->tenant);
+    for (Piece& piece : place->second->pieces) piece.set = place->second.get();
+  }
+  *set = place->second.get();
+}
+
+void EngineImpl::Copier::Redirect(Piece** piece) {
+  if (*piece == nullptr) return;
+  TensorSet* set = (*piece)->set;
+  const auto index = static_cast<size_t>(*piece - set->pieces.data());
+  Redirect(&set);
+  *piece = &set->pieces[index];
+}
+
+void EngineImpl::Copier::Redirect(Binding** binding) {
+  if (*binding == nullptr) return;
+  const auto [place, is_new] = to_->bindings_.try_emplace((*binding)->config.id);
+  if (is_new) {
+    Binding* const copy = (place->second = std::make_unique<Binding>(**binding)).get();
+    Redirect(&copy->tenant);
+    Redirect(&copy->sets);
+    Redirect(&copy->pieces);
+    for (auto& pieces : copy->group_pieces) Redirect(&pieces);
+    for (auto& constants : copy->group_constants) Redirect(&constants);
+  }
+  *binding = place->second.get();
+}
+
+void EngineImpl::Copier::Redirect(Sequence** sequence) {
+  if (*sequence == nullptr) return;
+  const SequenceKey key{(*sequence)->tenant->config.id, (*sequence)->number};
+  const auto [place, is_new] = to_->sequences_.try_emplace(key);
+  if (is_new) {
+    place->second = std::make_unique<Sequence>(**sequence);
+    Redirect(&place->second->tenant);
+  }
+  *sequence = place->second.get();
+}
+
+void EngineImpl::Copier::Commands() {
+  for (const auto& command : from_.commands_) {
+    to_->commands_.push_back(std::make_unique<Command>(*command));
+    commands_.emplace(command.get(), to_->commands_.back().get());
+    Redirect(&to_->commands_.back()->tenant);
+  }
+}
+
+// Free slots stay empty: no id that the copy still has to look up is of an earlier generation.
+void EngineImpl::Copier::Instances() {
+  to_->instances_.resize(from_.instances_.size());
+  for (const auto& instance : from_.instances_) {
+    if (instance == nullptr || instance->phase == Phase::kFree) continue;
+    auto& copy = to_->instances_[instance->slot] = std::make_unique<Instance>(*instance);
+    to_->gmg_.CopyInstance(from_.gmg_, instance->slot);
+    copy->ops = {to_->op_extras_.get() + to_->gmg_.instance(instance->slot).op_begin,
+                 instance->ops.size()};
+    std::copy(instance->ops.begin(), instance->ops.end(), copy->ops.begin());
+    copy->snapshot = sim::kNone;  // the original's window is not copied
+    Redirect(&copy->tenant);
+    Redirect(&copy->binding);
+    Redirect(&copy->sequence);
+  }
+  for (const InstanceId id : from_.predict_) {
+    if (from_.FindInstance(id.value) != nullptr) to_->predict_.push_back(id);
+  }
+}
+
+void EngineImpl::Copier::Transfers() {
+  for (const auto& transfer : from_.transfers_) {
+    if (!transfer->live) {
+      to_->transfers_.push_back(EmptySlot(*transfer));
+      continue;
+    }
+    Transfer* const copy =
+        to_->transfers_.emplace_back(std::make_unique<Transfer>(*transfer)).get();
+    Redirect(&copy->tenant);
+    Redirect(&copy->instance);
+    Redirect(&copy->set);
+  }
+  for (const auto& part : from_.parts_) {
+    if (!part->live) {
+      to_->parts_.push_back(EmptySlot(*part));
+      continue;
+    }
+    CommandPart* const copy = to_->parts_.emplace_back(std::make_unique<CommandPart>(*part)).get();
+    Redirect(&copy->command);
+    Redirect(&copy->piece);
+  }
+}
+
+EngineImpl::EngineImpl(const EngineImpl& from, const Binding& question,
+                       std::span<std::byte> gmg_memory, Sink* sink)
     : config_(from.config_),
       sink_(sink),
       gmg_(from.gmg_, gmg_memory),
@@ -63,8 +161,7 @@ EngineImpl::EngineImpl(const EngineImpl& from, std::span<std::byte> gmg_memory, 
       arbiter_(from.arbiter_),
       estimators_(from.estimators_),
       simulator_(transfer_estimator_, from.simulator_.options()),
-      templates_(from.templates_),
-      op_extras_(from.op_extras_.size()),
+      op_extras_(NewOpExtras(config_)),
       free_transfers_(from.free_transfers_),
       free_parts_(from.free_parts_),
       replications_(from.replications_),
@@ -72,7 +169,6 @@ EngineImpl::EngineImpl(const EngineImpl& from, std::span<std::byte> gmg_memory, 
       started_(from.started_),
       devices_(from.devices_),
       domain_devices_(from.domain_devices_),
-      predict_(from.predict_),
       between_(from.between_),
       executor_up_(from.executor_up_),
       given_up_(from.given_up_),
@@ -87,85 +183,36 @@ EngineImpl::EngineImpl(const EngineImpl& from, std::span<std::byte> gmg_memory, 
       next_wake_(from.next_wake_),
       now_(from.now_),
       counters_(from.counters_),
-      window_(from.window_),
       snapshot_stamp_(from.snapshot_stamp_) {
   Result<std::unique_ptr<sched::Policy>> policy =
       sched::MakePolicy(from.policy_->name(), &simulator_);
   SLICE_CHECK(policy.ok(), "the policy in force has a name");
   policy_ = *std::move(policy);
-  CopyTables(from);
+  CopyTables(from, question);
 }
 
-void EngineImpl::CopyTables(const EngineImpl& from) {
-  Copies copies;
-  for (const auto& [id, tenant] : from.tenants_) tenants_.emplace(id, copies.Make(*tenant));
-  for (const auto& [id, set] : from.sets_) {
-    TensorSet* const copy = sets_.emplace(id, copies.Make(*set)).first->second.get();
-    for (size_t p = 0; p < set->pieces.size(); ++p) copies.Note(set->pieces[p], &copy->pieces[p]);
-  }
-  for (const auto& [id, binding] : from.bindings_) bindings_.emplace(id, copies.Make(*binding));
-  for (const auto& [key, sequence] : from.sequences_)
-    sequences_.emplace(key, copies.Make(*sequence));
-  for (const auto& command : from.commands_) commands_.push_back(copies.Make(*command));
-  for (const auto& instance : from.instances_) {
-    const bool live = instance != nullptr && instance->phase != Phase::kFree;
-    instances_.push_back(instance == nullptr ? nullptr
-                         : live              ? copies.Make(*instance)
-                                             : EmptySlot(*instance));
-    if (instance == nullptr) continue;
-    Instance* const copy = instances_.back().get();
-    if (!live) copies.Note(*instance, copy);
-    if (!live) continue;
-    gmg_.CopyInstance(from.gmg_, instance->slot);
-    copy->ops = {op_extras_.data() + gmg_.instance(instance->slot).op_begin, instance->ops.size()};
-    std::copy(instance->ops.begin(), instance->ops.end(), copy->ops.begin());
-  }
-  for (const auto& transfer : from.transfers_)
-    transfers_.push_back(transfer->live ? copies.Make(*transfer) : EmptySlot(*transfer));
-  for (const auto& part : from.parts_)
-    parts_.push_back(part->live ? copies.Make(*part) : EmptySlot(*part));
-
+void EngineImpl::CopyTables(const EngineImpl& from, const Binding& question) {
+  Copier copier(from, this);
+  tenants_.reserve(from.tenants_.size());
+  for (const auto& [id, tenant] : from.tenants_)
+    tenants_.emplace(id, std::make_unique<Tenant>(*tenant));
+  copier.Commands();
+  copier.Instances();
+  copier.Transfers();
+  auto* asked = const_cast<Binding*>(&question);  // becomes the copy's
+  copier.Redirect(&asked);
   for (const auto& [id, tenant] : tenants_) {
-    copies.Redirect(&tenant->instances);
-    copies.Redirect(&tenant->commands);
+    copier.Redirect(&tenant->instances);
+    copier.Redirect(&tenant->commands);
   }
-  for (const auto& [id, set] : sets_) {
-    copies.Redirect(&set->tenant);
-    for (Piece& piece : set->pieces) copies.Redirect(&piece.set);
-  }
-  for (const auto& [id, binding] : bindings_) {
-    copies.Redirect(&binding->tenant);
-    copies.Redirect(&binding->pieces);
-    copies.Redirect(&binding->sets);
-    for (auto& pieces : binding->group_pieces) copies.Redirect(&pieces);
-    for (auto& constants : binding->group_constants) copies.Redirect(&constants);
-  }
-  for (const auto& [key, sequence] : sequences_) copies.Redirect(&sequence->tenant);
-  for (const auto& command : commands_) copies.Redirect(&command->tenant);
-  for (const auto& instance : instances_) {
-    if (instance == nullptr) continue;
-    copies.Redirect(&instance->tenant);
-    copies.Redirect(&instance->binding);
-    copies.Redirect(&instance->sequence);
-  }
-  for (const auto& transfer : transfers_) {
-    copies.Redirect(&transfer->tenant);
-    copies.Redirect(&transfer->instance);
-    copies.Redirect(&transfer->set);
-  }
-  for (const auto& part : parts_) {
-    copies.Redirect(&part->command);
-    copies.Redirect(&part->piece);
-  }
-  for (Replication& replication : replications_) copies.Redirect(&replication.set);
-  copies.Redirect(&waiting_);
-  copies.Redirect(&started_);
-  copies.Redirect(&between_);
-  copies.Redirect(&window_);  // the next snapshot takes its marks off
+  for (Replication& replication : replications_) copier.Redirect(&replication.set);
+  copier.Redirect(&waiting_);
+  copier.Redirect(&started_);
+  copier.Redirect(&between_);
   for (DeviceState& device : devices_) {
-    copies.Redirect(&device.placed);
-    copies.Redirect(&device.issued);
-    copies.Redirect(&device.launched);
+    copier.Redirect(&device.placed);
+    copier.Redirect(&device.issued);
+    copier.Redirect(&device.launched);
   }
 }
 

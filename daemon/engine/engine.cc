@@ -2,6 +2,7 @@
 #include "daemon/engine/engine.h"
 
 #include <algorithm>
+#include <new>
 
 #include "daemon/engine/engine_impl.h"
 
@@ -83,12 +84,19 @@ EngineImpl::EngineImpl(const Config& config, std::span<std::byte> gmg_memory, Si
       ledger_(LimitsOf(config), DomainsOf(config)),
       arbiter_(config.domains.size()),
       estimators_(std::make_shared<Estimators>(config.domains.size())),
-      simulator_(transfer_estimator_, sim::Options{}) {}
+      simulator_(transfer_estimator_, sim::Options{}),
+      op_extras_(NewOpExtras(config_)) {}
+
+EngineImpl::OpExtras EngineImpl::NewOpExtras(const Config& config) {
+  const size_t bytes = std::max<size_t>(config.live_ops_max, 1) * sizeof(OpExtra);
+  OpExtras extras(static_cast<OpExtra*>(std::malloc(bytes)));
+  if (extras == nullptr) throw std::bad_alloc();
+  return extras;
+}
 
 Status EngineImpl::Initialise() {
   SLICE_ASSIGN_OR_RETURN(policy_, sched::MakePolicy(config_.policy, &simulator_));
   domain_devices_.assign(config_.domains.size(), 0);
-  op_extras_.resize(config_.live_ops_max);
   devices_.resize(config_.devices.size());
   for (DeviceIndex d = 0; d < devices_.size(); ++d) {
     devices_[d].index = d;

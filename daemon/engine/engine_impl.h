@@ -17,6 +17,7 @@
 //   whatif.cc, copy.cc   what would become of a submit: tried out on a copy of the engine
 #pragma once
 
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -54,9 +55,11 @@ class EngineImpl final : public Engine {
  public:
   EngineImpl(const Config& config, std::span<std::byte> gmg_memory, Sink* sink);
   // An engine in the same state, with GMG memory (zeroed) and a sink of its own, that decides as
-  // `from` would. They share templates and estimators: a copy must be given nothing that teaches
-  // these (reports, ends of sequences, steps of one but the first).
-  EngineImpl(const EngineImpl& from, std::span<std::byte> gmg_memory, Sink* sink);
+  // `from` would about a submit of `question`, a binding of `from`, to the tables of which it has
+  // only what this and live work reach. They share templates and estimators: a copy must be given
+  // nothing that teaches these (reports, ends of sequences, steps of one but the first).
+  EngineImpl(const EngineImpl& from, const Binding& question, std::span<std::byte> gmg_memory,
+             Sink* sink);
 
   Status AddTenant(const TenantConfig& tenant, TimeNs now) override;
   void RemoveTenant(TenantId tenant, TimeNs now) override;
@@ -102,7 +105,8 @@ class EngineImpl final : public Engine {
   friend class Hypothesis;  // whatif.cc
 
   // ---- copy.cc
-  void CopyTables(const EngineImpl& from);
+  class Copier;
+  void CopyTables(const EngineImpl& from, const Binding& question);
 
   // ---- engine.cc
   void ScheduleWake(TimeNs now);
@@ -342,7 +346,13 @@ class EngineImpl final : public Engine {
   };
   std::unordered_map<SequenceKey, std::unique_ptr<Sequence>, SequenceHash> sequences_;
   std::vector<std::unique_ptr<Instance>> instances_;  // by slot, reused
-  std::vector<OpExtra> op_extras_;                    // beside the GMG's ops, at the same indices
+  // Beside the GMG's ops, at the same indices. Pages are made when an instance first has them.
+  struct Free {
+    void operator()(OpExtra* extras) const { std::free(extras); }
+  };
+  using OpExtras = std::unique_ptr<OpExtra[], Free>;
+  static OpExtras NewOpExtras(const Config& config);
+  OpExtras op_extras_;
   std::vector<std::unique_ptr<Transfer>> transfers_;  // by slot, reused
   std::vector<uint32_t> free_transfers_;
   std::vector<std::unique_ptr<CommandPart>> parts_;

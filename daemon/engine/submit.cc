@@ -224,7 +224,7 @@ void EngineImpl::FillInstance(Instance* instance, Tenant* tenant, Binding* bindi
   instance->reserved.assign(config_.domains.size(), 0);
   instance->lanes.assign(devices_.size(), 0);
   const auto op_count = static_cast<uint32_t>(entry.groups.size());
-  instance->ops = {op_extras_.data() + gmg_.instance(instance->slot).op_begin, op_count};
+  instance->ops = {op_extras_.get() + gmg_.instance(instance->slot).op_begin, op_count};
   std::fill(instance->ops.begin(), instance->ops.end(), OpExtra{});
   instance->read_versions.assign(binding->read_only_pieces, 0);
   instance->snapshot = sim::kNone;

@@ -100,11 +100,11 @@ std::string WhyNot(const sched::CandidateScore& score, const sched::CandidateSco
 // One question: the engine, its copy, and the instance that the copy made of the submit.
 class Hypothesis {
  public:
-  Hypothesis(const EngineImpl& engine, std::span<std::byte> gmg_memory)
-      : engine_(engine), copy_(engine, gmg_memory, &silence_) {}
+  Hypothesis(const EngineImpl& engine, const Binding& binding, std::span<std::byte> gmg_memory)
+      : engine_(engine), copy_(engine, binding, gmg_memory, &silence_), binding_(&binding) {}
 
   // Errors: what the submit is refused with.
-  Status Submit(const Binding& binding, const WhatIfQuery& query, TimeNs now);
+  Status Submit(const WhatIfQuery& query, TimeNs now);
   std::string Answer(TimeNs now);
 
  private:
@@ -136,14 +136,14 @@ class Hypothesis {
   const EngineImpl& engine_;
   Silence silence_;
   EngineImpl copy_;
-  const Binding* binding_ = nullptr;  // the engine's
-  Instance* instance_ = nullptr;      // the copy's
+  const Binding* const binding_;  // the engine's
+  Instance* instance_ = nullptr;  // the copy's
   std::vector<int64_t> peaks_, lanes_;
   std::optional<Choice> choice_;
 };
 
-Status Hypothesis::Submit(const Binding& binding, const WhatIfQuery& query, TimeNs now) {
-  binding_ = &binding;
+Status Hypothesis::Submit(const WhatIfQuery& query, TimeNs now) {
+  const Binding& binding = *binding_;
   const graph::Template& graph = *binding.graph->graph;
   std::vector<int64_t> symbols = query.symbols.empty() ? binding.last_symbols : query.symbols;
   graph::BoundSizes sizes;
@@ -436,30 +436,40 @@ namespace {
 Result<const Binding*> Choose(const std::vector<const Binding*>& bindings,
                               const WhatIfQuery& query) {
   const char* const wanted = query.graph.c_str();
-  std::vector<const Binding*> found;
-  std::set<std::string> all, graphs, sessions;
+  const auto graph_of = [](const Binding* binding) { return NameOf(*binding->graph->graph); };
+  const auto session_of = [](const Binding* binding) { return NameOf(binding->tenant->config); };
+  // Texts are for errors only: there may be thousands of bindings.
+  const auto list = [](const std::vector<const Binding*>& of, const auto& text_of) {
+    std::set<std::string> texts;
+    for (const Binding* const binding : of) texts.insert(text_of(binding));
+    return List(texts);
+  };
+  std::vector<const Binding*> bound, found;
+  bool one_graph = true, one_session = true;
   for (const Binding* const binding : bindings) {
     const graph::Template& graph = *binding->graph->graph;
-    const TenantConfig& tenant = binding->tenant->config;
-    const bool of_session = !query.tenant || tenant.id == query.tenant;
-    if (of_session) all.insert(NameOf(graph) + " of " + NameOf(tenant));
-    if (!Matches(graph, query.graph) || !of_session) continue;
+    if (query.tenant && binding->tenant->config.id != query.tenant) continue;
+    bound.push_back(binding);
+    if (!Matches(graph, query.graph)) continue;
     found.push_back(binding);
-    graphs.insert(NameOf(graph));
-    sessions.insert(NameOf(tenant));
+    one_graph &= graph.content_hash() == found[0]->graph->graph->content_hash();
+    one_session &= binding->tenant == found[0]->tenant;
   }
   if (found.empty()) {
+    const auto both = [&](const Binding* binding) {
+      return graph_of(binding) + " of " + session_of(binding);
+    };
     return Error(StatusCode::kInvalid, "no session%s has bound a graph '%.64s'; bound are: %s",
-                 query.tenant ? " of that number" : "", wanted, List(all).c_str());
+                 query.tenant ? " of that number" : "", wanted, list(bound, both).c_str());
   }
-  if (graphs.size() > 1) {
+  if (!one_graph) {
     return Error(StatusCode::kInvalid, "'%.64s' is more than one graph: %s; say the content hash",
-                 wanted, List(graphs).c_str());
+                 wanted, list(found, graph_of).c_str());
   }
-  if (sessions.size() > 1) {
+  if (!one_session) {
     return Error(StatusCode::kInvalid,
                  "'%.64s' is bound in more than one session: %s; say which (--tenant)", wanted,
-                 List(sessions).c_str());
+                 list(found, session_of).c_str());
   }
   return *std::max_element(found.begin(), found.end(), [](const Binding* a, const Binding* b) {
     return a->config.id < b->config.id;
@@ -493,6 +503,13 @@ Result<std::string> EngineImpl::WhatIf(const WhatIfQuery& query, TimeNs now) con
   }
   SLICE_ASSIGN_OR_RETURN(const Binding* const binding, Choose(bindings, query));
   SLICE_RETURN_IF_ERROR(CheckSymbols(*binding, query));
+  const TenantConfig& tenant = binding->tenant->config;
+  if (query.service_class == ServiceClass::kOnline && tenant.class_max == ServiceClass::kOffline) {
+    return Error(StatusCode::kInvalid,
+                 "%s may only be offline, and would be whatever it asks for; ask for --class "
+                 "offline, or for none",
+                 NameOf(tenant).c_str());
+  }
   // Zero pages that are made when they are touched: few are.
   const size_t bytes = GmgBytes(config_);
   const std::unique_ptr<void, void (*)(void*)> memory(std::calloc(1, bytes + 64), std::free);
@@ -501,8 +518,8 @@ Result<std::string> EngineImpl::WhatIf(const WhatIfQuery& query, TimeNs now) con
   void* aligned = memory.get();
   size_t space = bytes + 64;
   std::align(64, bytes, aligned, space);
-  Hypothesis hypothesis(*this, {static_cast<std::byte*>(aligned), bytes});
-  SLICE_RETURN_IF_ERROR(hypothesis.Submit(*binding, query, now));
+  Hypothesis hypothesis(*this, *binding, {static_cast<std::byte*>(aligned), bytes});
+  SLICE_RETURN_IF_ERROR(hypothesis.Submit(query, now));
   return hypothesis.Answer(now);
 }
 
