@@ -47,29 +47,40 @@ void Preparation::Run(const Snapshot& snapshot, std::span<const OpIndex> batch, 
   }
 }
 
-// Sorts by (class, priority, order, index). Snapshots come in runs that are in order already (the
-// ops of an instance): those are merged.
+// Sorts by (class, priority, order, index). Within a class snapshots come in runs that are in order
+// already (the ops of an instance, or of all): those are merged.
 void Preparation::Order() {
+  const SnapOp* const ops = s_->ops.data();
   const size_t count = s_->ops.size();
   const bool classes = out_->rules.classes;
   ranks_.resize(count);
-  runs_.clear();
+  merged_.resize(count);
   const auto before = [](const Rank& a, const Rank& b) {
     if (a.high != b.high) return a.high < b.high;
     return a.order != b.order ? a.order < b.order : a.op < b.op;
   };
+  // Instances of both classes alternate: apart from each other their runs are long.
+  Rank *first = ranks_.data(), *second = merged_.data();
   for (OpIndex i = 0; i < count; ++i) {
-    const SnapOp& op = s_->ops[i];
+    const SnapOp& op = ops[i];
     // Higher priority first, so it counts downwards.
     const auto priority = static_cast<uint32_t>(INT32_MAX - int64_t{op.priority});
     const uint64_t high =
         classes ? (uint64_t{static_cast<uint8_t>(op.service_class)} << 32) | priority : 0;
-    ranks_[i] = {high, op.order, i};
-    if (i == 0 || before(ranks_[i], ranks_[i - 1])) runs_.push_back(i);
+    if (high >> 32 == 0) {
+      *first++ = {high, op.order, i};
+    } else {
+      *second++ = {high, op.order, i};
+    }
+  }
+  out_->online_count = static_cast<uint32_t>(first - ranks_.data());
+  std::copy(merged_.data(), second, first);
+  runs_.assign(1, 0);
+  for (size_t i = 1; i < count; ++i) {
+    if (before(ranks_[i], ranks_[i - 1])) runs_.push_back(i);
   }
   runs_.push_back(count);
   while (runs_.size() > 2) {
-    merged_.resize(count);
     size_t kept = 0;
     for (size_t r = 0; r + 1 < runs_.size(); r += 2) {
       const size_t begin = runs_[r], middle = runs_[r + 1];
@@ -87,11 +98,9 @@ void Preparation::Order() {
   }
   out_->index.resize(count);
   id_.resize(count);
-  out_->online_count = 0;
   for (uint32_t id = 0; id < count; ++id) {
     out_->index[id] = ranks_[id].op;
     id_[ranks_[id].op] = id;
-    if (ranks_[id].high >> 32 == 0) out_->online_count = id + 1;
   }
 }
 
