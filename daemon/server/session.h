@@ -69,6 +69,7 @@ struct Services {
   uint32_t tenant_count = 0;                 // sessions after Hello
   uint32_t tenants_leaving = 0;  // of these: ended, but the engine still waits for their last ops
   uint32_t next_set = 1, next_binding = 1;
+  TimeNs next_what_if = 0;  // no question goes to the engine before
   RateLimitedLog fault_log{"server", 5};
   std::function<Session*(uint32_t number)> find_session;
   std::function<void(uint32_t number)> end_session;  // at the end of the turn

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "common/clock.h"
 #include "daemon/server/session.h"
@@ -14,6 +16,8 @@ namespace slice::server {
 namespace {
 
 constexpr size_t kLabelBytesMax = 256;
+// Between two what-if questions, of whomever: each holds the engine thread for milliseconds.
+constexpr DurationNs kWhatIfPause = 20 * kMillisecond;
 
 Status WriteAll(const Fd& file, std::string_view content) {
   size_t done = 0;
@@ -114,7 +118,11 @@ Status Session::WhatIf(const proto::WhatIf& request) {
   }
   EngineLoop& loop = services_->loop;
   Result<std::string> text = Error(StatusCode::kInternal, "not asked");
+  // Waits here, for less time than a request to the executor takes: no client has to try again.
+  const DurationNs early = services_->next_what_if - MonotonicNow();
+  if (early > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(early));
   loop.Call([&] { text = loop.engine().WhatIf(query, MonotonicNow()); });
+  services_->next_what_if = MonotonicNow() + kWhatIfPause;
   if (!text.ok()) return text.status();
   proto::Reply reply;
   reply.mutable_body()->set_text(*std::move(text));

@@ -59,6 +59,19 @@ TEST_F(AdminTest, Happy_WhatIfIsHandedToTheEngine) {
   EXPECT_EQ(nlohmann::json::parse(admin.Call(request)->body().text())["class"], "none");
 }
 
+TEST_F(AdminTest, Malicious_WhatIfQuestionsAreSpacedWhoeverAsks) {
+  Start();
+  RawTenant first = Connect(), second = Connect();
+  proto::Request request;
+  request.mutable_what_if()->set_graph("llama");
+  const TimeNs begin = MonotonicNow();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(first.Call(request)->status(), SLICE_OK);
+    EXPECT_EQ(second.Call(request)->status(), SLICE_OK);
+  }
+  EXPECT_GE(MonotonicNow() - begin, 5 * 20 * kMillisecond);
+}
+
 TEST_F(AdminTest, Edge_WhatIfErrorsKeepTheConnection) {
   Start();
   RawTenant admin = Connect();
