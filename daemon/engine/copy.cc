@@ -37,8 +37,9 @@ class EngineImpl::Copier {
   }
   void Redirect(Instance** instance) const {
     if (*instance == nullptr) return;
-    *instance = to_->instances_[(*instance)->slot].get();
-    SLICE_CHECK(*instance != nullptr, "the engine points to an instance that is not live");
+    auto& copy = to_->instances_[(*instance)->slot];
+    if (copy == nullptr) copy = EmptySlot(**instance);  // it ended, something still names it
+    *instance = copy.get();
   }
   void Redirect(TensorSet** set);
   void Redirect(Piece** piece);
@@ -109,7 +110,8 @@ void EngineImpl::Copier::Commands() {
   }
 }
 
-// Free slots stay empty: no id that the copy still has to look up is of an earlier generation.
+// Free slots stay empty unless something names them: no id that the copy still has to look up is of
+// an earlier generation.
 void EngineImpl::Copier::Instances() {
   to_->instances_.resize(from_.instances_.size());
   for (const auto& instance : from_.instances_) {
