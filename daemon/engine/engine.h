@@ -254,8 +254,8 @@ class Engine {
   // JSON object text for `slicectl whatif`: what Handle(Submit) and Run would decide and predict
   // now. Works on a copy of the engine: nothing is changed, said or recorded. Costs one copy of
   // what is live and what that uses, and one Run: up to 25 ms of this thread with 1,000 live
-  // instances of as many bindings. Errors: INVALID (which graph, binding or symbols; lists what there
-  // is), and what the submit would be refused with.
+  // instances of as many bindings. Errors: INVALID (which graph, binding or symbols; lists what
+  // there is), and what the submit would be refused with.
   virtual Result<std::string> WhatIf(const WhatIfQuery& query, TimeNs now) const = 0;
 };
 
