@@ -55,6 +55,7 @@ void Executor::RunDevice(Device* device) {
     const bool chosen = ChooseLocked(device, &launched, &frame, &wake_ns);
     const bool changed = LeaveLocked(static_cast<int>(device->index));
     if (chosen) {
+      ++executing_;
       lock.unlock();
       Execute(device, &launched, &frame);
       spin_until_ns = may_spin_ ? MonotonicNow() + kSpinNs : 0;
@@ -67,7 +68,7 @@ void Executor::RunDevice(Device* device) {
       Pause();
       continue;
     }
-    if (MonotonicNow() < commands_until_ns) {
+    if (executing_ == 0 && MonotonicNow() < commands_until_ns) {
       lock.unlock();
       ::sched_yield();  // whoever else needs this CPU goes first
       continue;
@@ -161,6 +162,7 @@ void Executor::Execute(Device* device, LaunchedOp* launched, Frame* frame) {
                                 0};
 
   const std::lock_guard lock(mutex_);
+  --executing_;
   device->behind_online = launched->op.service_class == ServiceClass::kOnline;
   --instance->running;
   if (status.ok()) {

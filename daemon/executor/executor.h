@@ -160,6 +160,7 @@ class Executor {
   std::thread copier_;
   std::thread prefault_;
   RateLimitedLog tenant_faults_{"executor", 5};  // copy thread only
+  int executing_ = 0;                            // device threads inside an op
   bool may_spin_ = false;                        // more CPUs than threads
 };
 

@@ -274,10 +274,11 @@ void EngineLoop::ReleaseLive(Tenant* tenant, uint64_t cookie) {
 }
 
 // Waking a sleeping thread takes as long as placing a small request: both at once. The executor's
-// thread waits a little for the commands that follow.
+// thread waits a little for the commands that follow; only while nothing runs, or it would take the
+// CPU from what does.
 void EngineLoop::WakeAhead(const Tenant& tenant) {
   if (tenant.config.class_max != ServiceClass::kOnline || commands_ == nullptr ||
-      !commands_->ConsumerSleeps())
+      executor_watch_.busy() || !commands_->ConsumerSleeps())
     return;
   SignalEventFd(executor_->device_events[tenant.config.home]);
 }

@@ -44,6 +44,11 @@ void ExecutorWatch::Look(uint64_t taken, uint64_t pushed, uint64_t overrun_devic
   silent_ = waiting_since_ != 0 && now - waiting_since_ >= limits_.silence;
 }
 
+bool ExecutorWatch::busy() const {
+  return std::any_of(running_since_.begin(), running_since_.end(),
+                     [](TimeNs since) { return since != 0; });
+}
+
 std::optional<std::string> ExecutorWatch::Hang(TimeNs now) const {
   if (limits_.hang <= 0) return std::nullopt;
   const std::string limit = std::to_string(limits_.hang / kMillisecond);

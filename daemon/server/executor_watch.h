@@ -33,6 +33,9 @@ class ExecutorWatch {
   void Failed();  // does not say its device; the next Started of each one corrects this
   void Reported() { heard_ = true; }  // any report, these too
 
+  // Some device runs an op, as far as reports have said.
+  bool busy() const;
+
   // After each turn. `taken` and `pushed`: bytes of the command ring. Bit d of `overrun_devices`:
   // the engine has given up its prediction for the op on device d.
   void Look(uint64_t taken, uint64_t pushed, uint64_t overrun_devices, TimeNs now);
