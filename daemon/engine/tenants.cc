@@ -61,7 +61,8 @@ void EngineImpl::CloseSequence(TenantId tenant, uint64_t number, TimeNs now) {
   Sequence* const sequence = FindSequence(tenant, number);
   if (sequence == nullptr || !sequence->open) return;
   sequence->open = false;
-  if (sequence->last_completion > 0 && sequence->live == 0) gap_estimator_.ObserveEnd(sequence->service);
+  if (sequence->last_completion > 0 && sequence->live == 0)
+    gap_estimator_.ObserveEnd(sequence->service);
   deferral_event_ = work_dirty_ = true;  // its phantom vanishes
   ReapSequence(sequence);
 }
