@@ -13,7 +13,7 @@ namespace {
 constexpr DurationNs kReplaceEvery = 10 * kMillisecond;
 constexpr double kOverrun = 3.0;
 constexpr double kContinuesMin = 0.05;  // below: no phantom, a next step hardly ever comes
-constexpr DurationNs kGapMargin = 8;    // an eighth of a gap's quantiles
+constexpr int64_t kGapMargin = 8;       // an eighth of a gap's quantiles
 constexpr DurationNs kLongSlice =
     10 * kMillisecond;  // idle this long without online work: a long slice
 }  // namespace

@@ -44,5 +44,9 @@ def print_table(figures, notes, path):
     print(f"file: {os.path.relpath(path)}")
 
 
-def missing(figures, names):
-    return sorted(set(names) - {figure["name"] for figure in figures})
+def exit_code(figures, promised):
+    """0 when each promised name was measured; else 1, after a line that names the others."""
+    absent = sorted(set(promised) - {figure["name"] for figure in figures})
+    if absent:
+        print(f"bench: not measured: {', '.join(absent)}", file=sys.stderr)
+    return 1 if absent else 0
