@@ -21,6 +21,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -205,7 +206,9 @@ class EngineImpl final : public Engine {
   // ---- rounds.cc
   bool Round(TimeNs now);  // false: nothing more to place now
   bool MayPlace(const Instance& instance, TimeNs now);
-  bool CollectBatch(Instance* instance, std::vector<uint32_t>* batch);
+  bool CollectBatch(Instance* instance, std::vector<uint32_t>* batch, uint64_t* devices);
+  std::optional<sched::Decision> OnlyChoice(const Instance& instance, uint64_t devices,
+                                            TimeNs now) const;
   bool QueuesPlaced(const Instance& instance, uint32_t op);
   uint64_t AllowedDevices(const Instance& instance, uint32_t op);
   bool CanMove(const Piece& piece, const Instance& instance, uint32_t op, DomainIndex domain) const;
@@ -407,7 +410,7 @@ class EngineImpl final : public Engine {
   std::vector<int64_t> peaks_, lanes_;
   std::vector<TransferId> admitted_;
   std::vector<std::byte> record_;
-  graph::BoundSizes bound_;
+  std::shared_ptr<const graph::BoundSizes> bound_;  // of the submit in hand
 };
 
 template <typename Record>

@@ -23,11 +23,12 @@ OpFeatures EngineImpl::FeaturesOf(const Instance& instance, uint32_t op, uint8_t
   OpFeatures features;
   features.signature = instance.graph->groups()[op].signature;
   features.device_kind = kind;
-  features.flops = instance.sizes.flops(op);
-  features.bytes = instance.sizes.bytes(op);
+  features.flops = instance.sizes->flops(op);
+  features.bytes = instance.sizes->bytes(op);
   const TemplateEntry::GroupPlan& plan = instance.binding->graph->groups[op];
-  for (const uint32_t crossing : plan.out) features.size += instance.sizes.crossing_bytes(crossing);
-  for (const uint32_t result : plan.scratch) features.size += instance.sizes.result_bytes(result);
+  for (const uint32_t crossing : plan.out)
+    features.size += instance.sizes->crossing_bytes(crossing);
+  for (const uint32_t result : plan.scratch) features.size += instance.sizes->result_bytes(result);
   return features;
 }
 
@@ -77,7 +78,7 @@ void EngineImpl::LearnOp(const Instance& instance, uint32_t op, const wire::Fini
   }
   contention_estimator_.Learn(&op_estimator_, features, activity, duration);
   memory_estimator_.Observe(features.signature, kind,
-                            instance.sizes.workspace_bytes(op) + OutputBytes(instance, op),
+                            instance.sizes->workspace_bytes(op) + OutputBytes(instance, op),
                             report.peak_bytes);
 }
 

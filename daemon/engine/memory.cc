@@ -15,14 +15,14 @@ using gmg::OpState;
 int64_t EngineImpl::ScratchBytes(const Instance& instance, uint32_t op) const {
   int64_t bytes = 0;
   for (const uint32_t result : instance.binding->graph->groups[op].scratch)
-    bytes += Charged(instance.sizes.result_bytes(result));
+    bytes += Charged(instance.sizes->result_bytes(result));
   return bytes;
 }
 
 int64_t EngineImpl::OutputBytes(const Instance& instance, uint32_t op) const {
   int64_t bytes = ScratchBytes(instance, op);
   for (const uint32_t crossing : instance.binding->graph->groups[op].out)
-    bytes += Charged(instance.sizes.crossing_bytes(crossing));
+    bytes += Charged(instance.sizes->crossing_bytes(crossing));
   return bytes;
 }
 
@@ -41,7 +41,7 @@ int64_t EngineImpl::MissingInputBytes(const Instance& instance, uint32_t op, Dom
   }
   for (const uint32_t dynamic : instance.graph->groups()[op].dynamic_in) {
     if ((instance.dynamics[dynamic].present >> domain & 1) == 0)
-      bytes += Charged(instance.sizes.dynamic_bytes(dynamic));
+      bytes += Charged(instance.sizes->dynamic_bytes(dynamic));
   }
   return bytes;
 }
@@ -56,7 +56,7 @@ void EngineImpl::ComputePeaks(const Instance& instance, std::vector<int64_t>* pe
   static thread_local std::vector<uint64_t> values, dynamics;  // domains that hold a copy
   live.assign(config_.domains.size(), 0);
   values.assign(instance.graph->crossing().size(), 0);
-  dynamics.assign(instance.sizes.dynamic_count(), 0);
+  dynamics.assign(instance.sizes->dynamic_count(), 0);
   const auto release = [&](uint64_t domains, int64_t bytes) {
     for (; domains != 0; domains &= domains - 1)
       live[static_cast<size_t>(__builtin_ctzll(domains))] -= bytes;
@@ -70,20 +70,20 @@ void EngineImpl::ComputePeaks(const Instance& instance, std::vector<int64_t>* pe
       live[domain] += Charged(bytes);
     };
     const TemplateEntry::GroupPlan& plan = entry.groups[op];
-    for (const uint32_t c : plan.in) hold(&values[c], instance.sizes.crossing_bytes(c));
-    for (const uint32_t c : plan.out) hold(&values[c], instance.sizes.crossing_bytes(c));
+    for (const uint32_t c : plan.in) hold(&values[c], instance.sizes->crossing_bytes(c));
+    for (const uint32_t c : plan.out) hold(&values[c], instance.sizes->crossing_bytes(c));
     for (const uint32_t d : instance.graph->groups()[op].dynamic_in)
-      hold(&dynamics[d], instance.sizes.dynamic_bytes(d));
+      hold(&dynamics[d], instance.sizes->dynamic_bytes(d));
     const int64_t scratch = ScratchBytes(instance, op);
     (*peaks)[domain] = std::max((*peaks)[domain], live[domain] + scratch);
     for (const uint32_t c : plan.in) {
-      if (entry.last_use[c] == op) release(values[c], Charged(instance.sizes.crossing_bytes(c)));
+      if (entry.last_use[c] == op) release(values[c], Charged(instance.sizes->crossing_bytes(c)));
     }
     for (const uint32_t d : instance.graph->groups()[op].dynamic_in) {
       if (entry.dynamic_last[d] == op)
-        release(dynamics[d], Charged(instance.sizes.dynamic_bytes(d)));
+        release(dynamics[d], Charged(instance.sizes->dynamic_bytes(d)));
     }
-    const int64_t workspace = instance.sizes.workspace_bytes(op) + config_.workspace_margin_bytes;
+    const int64_t workspace = instance.sizes->workspace_bytes(op) + config_.workspace_margin_bytes;
     for (uint64_t mask = DomainDevices(domain) & instance.tenant->config.device_mask; mask != 0;
          mask &= mask - 1) {
       int64_t& lane = (*lanes)[static_cast<size_t>(__builtin_ctzll(mask))];
@@ -126,7 +126,7 @@ bool EngineImpl::TakeGrant(Instance* instance, uint32_t op, DeviceIndex device) 
   if (!reserved) {
     const int64_t bytes = OutputBytes(*instance, op) + MissingInputBytes(*instance, op, domain);
     const int64_t workspace =
-        Charged(instance->sizes.workspace_bytes(op) + config_.workspace_margin_bytes);
+        Charged(instance->sizes->workspace_bytes(op) + config_.workspace_margin_bytes);
     const int64_t raise = ledger_.LaneRaise(device, workspace);
     const int64_t quota = instance->tenant->config.memory_bytes_max;
     if (bytes + raise > ledger_.pool_free(domain)) return false;
@@ -204,7 +204,7 @@ void EngineImpl::ReleaseDynamicIfDead(Instance* instance, uint32_t dynamic) {
   for (uint64_t mask = input.granted; mask != 0; mask &= mask - 1) {
     ledger_.Release(instance->tenant->config.id, MemoryKind::kGrant,
                     static_cast<DomainIndex>(__builtin_ctzll(mask)),
-                    Charged(instance->sizes.dynamic_bytes(dynamic)));
+                    Charged(instance->sizes->dynamic_bytes(dynamic)));
     admission_dirty_ = true;
   }
   input.granted = input.present = 0;

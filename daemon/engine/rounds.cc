@@ -1,6 +1,7 @@
 // Rounds: the best unscheduled op, its connected batch, the policy's decision, the placement
 // (scheduling rules 1, 4, 5).
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "daemon/engine/engine_impl.h"
@@ -93,7 +94,7 @@ uint64_t EngineImpl::AllowedDevices(const Instance& instance, uint32_t op) {
     }
     const int64_t bytes = OutputBytes(instance, op) + MissingInputBytes(instance, op, d);
     const int64_t workspace =
-        Charged(instance.sizes.workspace_bytes(op) + config_.workspace_margin_bytes);
+        Charged(instance.sizes->workspace_bytes(op) + config_.workspace_margin_bytes);
     for (uint64_t mask = DomainDevices(d); mask != 0; mask &= mask - 1) {
       const auto device = static_cast<DeviceIndex>(__builtin_ctzll(mask));
       if (bytes + ledger_.LaneRaise(device, workspace) <= ledger_.pool_free(d))
@@ -124,12 +125,13 @@ bool EngineImpl::QueuesPlaced(const Instance& instance, uint32_t op) {
   return true;
 }
 
-// The first op of the unscheduled frontier and what follows it, while one device may run all of it.
-bool EngineImpl::CollectBatch(Instance* instance, std::vector<uint32_t>* batch) {
+// The first op of the unscheduled frontier and what follows it, while one device may run all of it;
+// and which devices may.
+bool EngineImpl::CollectBatch(Instance* instance, std::vector<uint32_t>* batch, uint64_t* devices) {
   batch->clear();
   const gmg::OpRecord* const ops = gmg_.ops(instance->slot);
   const auto op_count = static_cast<uint32_t>(instance->ops.size());
-  uint64_t allowed = ~uint64_t{0};
+  *devices = ~uint64_t{0};
   DurationNs time = 0;
   for (uint32_t op = instance->first_unfinished;
        op < op_count && batch->size() < config_.batch_ops_max; ++op) {
@@ -142,9 +144,9 @@ bool EngineImpl::CollectBatch(Instance* instance, std::vector<uint32_t>* batch) 
     }
     if (!connected || !ready || !QueuesPlaced(*instance, op)) continue;
     if (!batch->empty() && time + Duration(*instance, op) > config_.batch_time_max) break;
-    const uint64_t both = allowed & AllowedDevices(*instance, op);
+    const uint64_t both = *devices & AllowedDevices(*instance, op);
     if (!batch->empty() && both == 0) break;
-    allowed = both;
+    *devices = both;
     time += Duration(*instance, op);
     batch->push_back(op);
   }
@@ -183,13 +185,19 @@ bool EngineImpl::Round(TimeNs now) {
       }
     }
     if (open_devices == 0) return false;
-    if (!CollectBatch(instance, &batch_)) continue;
-    const uint64_t allowed = AllowedDevices(*instance, batch_[0]);
+    uint64_t allowed = 0;
+    if (!CollectBatch(instance, &batch_, &allowed)) continue;
     if (allowed == 0) {
       Defer(instance, now + kMillisecond, now, "no device may run it now");
       continue;
     }
     if ((allowed & open_devices) == 0) continue;
+    if (const auto only = OnlyChoice(*instance, allowed, now); only.has_value()) {
+      ++counters_.rounds;
+      LogDecision(*instance, batch_, *only, now);
+      Commit(instance, batch_, only->device);
+      return true;
+    }
     if (!snapshot_fresh_ || SnapshotOf(*instance, batch_[0]) == sim::kNone)
       BuildSnapshot(now, instance);
     batch_snapshot_.clear();
@@ -217,6 +225,28 @@ bool EngineImpl::Round(TimeNs now) {
   return false;
 }
 
+// Where the batch may run on one device and will not be deferred, every policy takes that device:
+// nothing to simulate before the executor has the ops (PredictPending follows). Not where somebody
+// looks at the decision's snapshot.
+std::optional<sched::Decision> EngineImpl::OnlyChoice(const Instance& instance, uint64_t devices,
+                                                      TimeNs now) const {
+  const bool may_defer =
+      policy_->RespectsSlices() && instance.boosted_class == ServiceClass::kOffline;
+  if (!std::has_single_bit(devices) || may_defer || on_decision_ || config_.record_round)
+    return std::nullopt;
+  sched::Decision decision;
+  decision.placed = true;
+  decision.device = static_cast<DeviceIndex>(std::countr_zero(devices));
+  decision.op_count = static_cast<uint32_t>(batch_.size());
+  decision.predicted_finish = now + Backlog(devices_[decision.device], QueueClass(instance));
+  for (const uint32_t op : batch_) decision.predicted_finish += Duration(instance, op);
+  sched::CandidateScore score;
+  score.device = decision.device;
+  score.batch_finish = decision.predicted_finish;
+  decision.candidates.push_back(score);
+  return decision;
+}
+
 void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, DeviceIndex device) {
   DeviceState& state = devices_[device];
   instance->retry_at = 0;
@@ -225,7 +255,7 @@ void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, Dev
     Op(*instance, op).device = device;
     SetState(instance, op, OpState::kPlaced);
     state.placed.push_back({instance, op});
-    const sim::OpIndex index = SnapshotOf(*instance, op);
+    const sim::OpIndex index = snapshot_fresh_ ? SnapshotOf(*instance, op) : sim::kNone;
     if (index != sim::kNone) {
       snapshot_.ops[index].state = sim::OpState::kPlaced;
       snapshot_.ops[index].device = device;

@@ -115,8 +115,10 @@ struct Binding {
   std::vector<TensorSet*> sets;
   uint32_t uses = 0;  // live instances
   bool removing = false;
-  uint64_t service = 0;               // ServiceOf: gaps are learned by it
-  std::vector<int64_t> last_symbols;  // of its latest submit
+  uint64_t service = 0;  // ServiceOf: gaps are learned by it
+  // Of its latest submit: the next one often has the same.
+  std::vector<int64_t> last_symbols;
+  std::shared_ptr<const graph::BoundSizes> last_sizes;
 };
 
 struct Sequence {
@@ -173,7 +175,7 @@ struct Instance {
   TimeNs submitted = 0, first_start = 0, last_finish = 0, predicted_finish = 0;
   std::vector<int64_t> symbols;
   std::vector<wire::ArenaRange> inputs, outputs;
-  graph::BoundSizes sizes;
+  std::shared_ptr<const graph::BoundSizes> sizes;
   std::span<OpExtra> ops;
   std::vector<DynamicExtra> dynamics;
   // By piece that it only reads: its version when this instance had read it, modulo 2^32. One that

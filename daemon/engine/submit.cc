@@ -96,7 +96,14 @@ Status EngineImpl::CheckSubmit(Tenant* tenant, const Submit& submit, Binding** f
     }
   }
   const graph::Template& graph = *binding->second->graph->graph;
-  SLICE_RETURN_IF_ERROR(graph.Bind(submit.symbols, &bound_));
+  if (binding->second->last_sizes != nullptr &&
+      std::ranges::equal(submit.symbols, binding->second->last_symbols)) {
+    bound_ = binding->second->last_sizes;
+  } else {
+    auto sizes = std::make_shared<graph::BoundSizes>();
+    SLICE_RETURN_IF_ERROR(graph.Bind(submit.symbols, sizes.get()));
+    bound_ = std::move(sizes);
+  }
   const auto check_sizes = [](const char* what, std::span<const wire::ArenaRange> given,
                               size_t count, auto bytes_of) -> Status {
     if (given.size() != count) {
@@ -112,10 +119,10 @@ Status EngineImpl::CheckSubmit(Tenant* tenant, const Submit& submit, Binding** f
     }
     return Status::Ok();
   };
-  SLICE_RETURN_IF_ERROR(check_sizes("input", submit.inputs, bound_.dynamic_count(),
-                                    [this](size_t i) { return bound_.dynamic_bytes(i); }));
-  SLICE_RETURN_IF_ERROR(check_sizes("output", submit.outputs, bound_.result_count(),
-                                    [this](size_t i) { return bound_.result_bytes(i); }));
+  SLICE_RETURN_IF_ERROR(check_sizes("input", submit.inputs, bound_->dynamic_count(),
+                                    [this](size_t i) { return bound_->dynamic_bytes(i); }));
+  SLICE_RETURN_IF_ERROR(check_sizes("output", submit.outputs, bound_->result_count(),
+                                    [this](size_t i) { return bound_->result_bytes(i); }));
   SLICE_RETURN_IF_ERROR(CheckRanges(*tenant, submit.outputs));
   for (const PieceUse& use : binding->second->pieces) {
     if (use.piece->queue.LostAtTail(use.piece->lost)) {
@@ -136,7 +143,7 @@ void EngineImpl::Handle(const Submit& submit, TimeNs now) {
   Sequence* sequence = nullptr;
   const Status status = CheckSubmit(tenant, submit, &binding, &sequence);
   if (!status.ok()) return Refuse(tenant, submit.cookie, status, now);
-  Instance* const instance = NewInstance(*binding->graph->graph, bound_);
+  Instance* const instance = NewInstance(*binding->graph->graph, *bound_);
   if (instance == nullptr) {
     return Refuse(tenant, submit.cookie,
                   Error(StatusCode::kWouldBlock,
@@ -160,6 +167,7 @@ void EngineImpl::Handle(const Submit& submit, TimeNs now) {
     return Refuse(tenant, submit.cookie, fits, now);
   }
   binding->last_symbols.assign(submit.symbols.begin(), submit.symbols.end());
+  binding->last_sizes = instance->sizes;
   if (sequence != nullptr) {
     if (sequence->last_completion > 0 && sequence->live == 0) {
       gap_estimator_.ObserveNext(sequence->service, now - sequence->last_completion);
@@ -220,7 +228,7 @@ void EngineImpl::FillInstance(Instance* instance, Tenant* tenant, Binding* bindi
   instance->symbols.assign(submit.symbols.begin(), submit.symbols.end());
   instance->inputs.assign(submit.inputs.begin(), submit.inputs.end());
   instance->outputs.assign(submit.outputs.begin(), submit.outputs.end());
-  std::swap(instance->sizes, bound_);
+  instance->sizes = std::move(bound_);
   instance->reserved.assign(config_.domains.size(), 0);
   instance->lanes.assign(devices_.size(), 0);
   const auto op_count = static_cast<uint32_t>(entry.groups.size());

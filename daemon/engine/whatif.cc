@@ -284,8 +284,9 @@ void Hypothesis::Note(bool made_now, const sched::Decision& decision, TimeNs now
 
 // Nothing was decided in the run: what the policy would say if it were asked.
 void Hypothesis::AskPolicy(TimeNs now) {
-  if (instance_->parked || !copy_.CollectBatch(instance_, &copy_.batch_)) return;
-  if (copy_.AllowedDevices(*instance_, copy_.batch_[0]) == 0) return;
+  uint64_t devices = 0;
+  if (instance_->parked || !copy_.CollectBatch(instance_, &copy_.batch_, &devices)) return;
+  if (devices == 0) return;
   copy_.BuildSnapshot(now, instance_);
   copy_.batch_snapshot_.clear();
   for (const uint32_t op : copy_.batch_)
