@@ -57,6 +57,8 @@ bool RecordRing::ConsumerSleeps() const {
   return sleeping().load(std::memory_order_relaxed) != 0;
 }
 
+bool RecordRing::ClaimSleep() { return sleeping().exchange(0, std::memory_order_acq_rel) != 0; }
+
 Result<bool> RecordRing::Pop(Record* record) {
   for (;;) {
     const uint64_t available = tail().load(std::memory_order_acquire) - own_head_;

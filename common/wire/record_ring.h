@@ -42,6 +42,9 @@ class RecordRing {
   // Producer, after pushing: true when the consumer sleeps and must be woken (seq_cst fence
   // inside).
   [[nodiscard]] bool ConsumerSleeps() const;
+  // Producer, before pushing: as ConsumerSleeps; from true on the consumer counts as awake, so the
+  // caller must wake it.
+  [[nodiscard]] bool ClaimSleep();
   // Producer: bytes pushed for ever, and those of them that the consumer says it has taken (it may
   // say anything).
   uint64_t pushed() const { return own_tail_; }

@@ -40,6 +40,7 @@ void Executor::RunCopier() {
     }
     lock.lock();
     copier_sleeping_ = false;
+    ring_->EndSleep();
   }
 }
 

@@ -53,6 +53,12 @@ void Executor::RunDevice(Device* device) {
     DrainLocked();
     TimeNs wake_ns = kNever;
     const bool chosen = ChooseLocked(device, &launched, &frame, &wake_ns);
+    if (!chosen && executing_ == 0 && MonotonicNow() < commands_until_ns) {
+      WakeLocked(static_cast<int>(device->index));
+      lock.unlock();
+      ::sched_yield();  // whoever else needs this CPU goes first
+      continue;         // looks again: nobody has to signal
+    }
     const bool changed = LeaveLocked(static_cast<int>(device->index));
     if (chosen) {
       ++executing_;
@@ -68,16 +74,12 @@ void Executor::RunDevice(Device* device) {
       Pause();
       continue;
     }
-    if (executing_ == 0 && MonotonicNow() < commands_until_ns) {
-      lock.unlock();
-      ::sched_yield();  // whoever else needs this CPU goes first
-      continue;
-    }
     device->sleeping = true;
     lock.unlock();
     commands_until_ns = SleepDevice(device, wake_ns) ? MonotonicNow() + kWokenAheadNs : 0;
     lock.lock();
     device->sleeping = false;
+    ring_->EndSleep();
   }
 }
 

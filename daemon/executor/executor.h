@@ -114,6 +114,8 @@ class Executor {
   // Sets the sleep flag, drains what came meanwhile, wakes threads that got work. True when
   // something was drained.
   bool LeaveLocked(int self);
+  // Wakes threads that got work. True when `self` did.
+  bool WakeLocked(int self);
 
   // ---- device threads (device_thread.cc)
   void RunDevice(Device* device);

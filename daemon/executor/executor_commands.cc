@@ -102,12 +102,17 @@ bool Executor::LeaveLocked(int self) {
     DrainLocked();
     drained = true;
   }
+  return WakeLocked(self) || drained;
+}
+
+bool Executor::WakeLocked(int self) {
+  bool woken = false;
   for (const std::unique_ptr<Device>& device : devices_) {
     const uint64_t bit = uint64_t{1} << device->index;
     if ((wake_devices_ & bit) == 0) continue;
     wake_devices_ &= ~bit;
     if (static_cast<int>(device->index) == self) {
-      drained = true;
+      woken = true;
     } else if (device->sleeping) {
       SignalEventFd(device->event);
     }
@@ -115,12 +120,12 @@ bool Executor::LeaveLocked(int self) {
   if (wake_copier_) {
     wake_copier_ = false;
     if (self == kCopyThread) {
-      drained = true;
+      woken = true;
     } else if (copier_sleeping_) {
       SignalEventFd(copier_event_);
     }
   }
-  return drained;
+  return woken;
 }
 
 std::shared_ptr<Instance> Executor::ShareInstance(uint64_t id, uint32_t attempt) {

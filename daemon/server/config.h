@@ -60,6 +60,7 @@ struct ServerConfig {
   std::string executor_path;   // "" = slice-executor beside sliced
   std::string estimates_file;  // learned durations, between runs; "" = not kept
   DurationNs executor_request_timeout = 60 * kSecond;
+  int32_t cpu_wake_latency_us = 0;  // see wake_latency.h; below 0: as the kernel does
   DurationNs hang_limit =
       120 * kSecond;  // an op that runs longer: the executor is restarted; 0 = never
   // Not in the file:

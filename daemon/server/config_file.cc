@@ -172,6 +172,9 @@ class Parser {
     SLICE_RETURN_IF_ERROR(table->Number("hang_limit_ms", 0, 3'600'000, [this](int64_t value) {
       config_.hang_limit = value * kMillisecond;
     }));
+    SLICE_RETURN_IF_ERROR(table->Number(
+        "cpu_wake_latency_us", -1, 1'000'000,
+        [this](int64_t value) { config_.cpu_wake_latency_us = static_cast<int32_t>(value); }));
     return table->CheckUnknown();
   }
 

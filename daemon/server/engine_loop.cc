@@ -35,6 +35,7 @@ EngineLoop::EngineLoop(const engine::Config& config, Options options, Events eve
       devices_(config.devices),
       timeline_(Names(config.devices), Names(config.domains), options.timeline_events_max),
       wake_devices_(config.devices.size()),
+      wake_latency_(options.cpu_wake_latency_us),
       executor_watch_(config.devices.size(), options.executor_limits),
       stuck_logged_(config.devices.size()) {}
 
@@ -129,6 +130,7 @@ bool EngineLoop::Turn() {
   to_publish_.clear();
   RunWatches();
   WatchExecutor();
+  wake_latency_.Update(now_);
   return worked;
 }
 
@@ -156,6 +158,7 @@ TimeNs EngineLoop::NextWake() const {
   for (const auto& [id, tenant] : tenants_)
     retry = retry || (tenant->ring->throttled() && !tenant->broken);
   if (retry) wake = std::min(wake, now + kRetryDelay);
+  wake = std::min(wake, wake_latency_.NextLook());
   return executor_ == nullptr ? wake : std::min(wake, executor_watch_.NextLook(now));
 }
 
@@ -315,7 +318,7 @@ void EngineLoop::FlushCommands() {
   for (const bool wake : wake_devices_) pushed = pushed || wake;
   if (!pushed) return;
   // Whoever of the executor's threads wakes takes all commands and wakes the devices concerned.
-  // None sleeps: one is about to look.
+  // None sleeps: one is about to look, or on its way since WakeAhead.
   if (commands_->ConsumerSleeps()) {
     bool signalled = false;
     for (size_t device = 0; device < wake_devices_.size(); ++device) {

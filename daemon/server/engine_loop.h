@@ -38,6 +38,7 @@
 #include "daemon/server/mailbox.h"
 #include "daemon/server/tenant_ring.h"
 #include "daemon/server/timeline.h"
+#include "daemon/server/wake_latency.h"
 
 namespace slice::server {
 
@@ -71,6 +72,7 @@ class EngineLoop final : private engine::Sink {
   struct Options {
     uint32_t sequences_max = 4096;
     uint32_t faults_max = 16;
+    int32_t cpu_wake_latency_us = -1;  // see wake_latency.h
     ExecutorWatch::Limits executor_limits;
     size_t timeline_events_max = 1'000'000;
   };
@@ -217,6 +219,7 @@ class EngineLoop final : private engine::Sink {
   std::deque<Command> overflow_;  // commands that the ring had no room for
   std::vector<bool> wake_devices_;
   bool wake_any_ = false;
+  WakeLatency wake_latency_;
   ExecutorWatch executor_watch_;
   bool silence_logged_ = false;
   std::vector<bool> stuck_logged_;  // by device

@@ -277,9 +277,10 @@ void EngineLoop::ReleaseLive(Tenant* tenant, uint64_t cookie) {
 // thread waits a little for the commands that follow; only while nothing runs, or it would take the
 // CPU from what does.
 void EngineLoop::WakeAhead(const Tenant& tenant) {
-  if (tenant.config.class_max != ServiceClass::kOnline || commands_ == nullptr ||
-      executor_watch_.busy() || !commands_->ConsumerSleeps())
-    return;
+  if (tenant.config.class_max != ServiceClass::kOnline) return;
+  wake_latency_.OnlineRequest(now_);
+  if (commands_ == nullptr || executor_watch_.busy() || !commands_->ClaimSleep()) return;
+  // Claimed: a device that is signalled again before it looks would take the copy thread along.
   SignalEventFd(executor_->device_events[tenant.config.home]);
 }
 

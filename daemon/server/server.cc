@@ -63,6 +63,7 @@ Status Server::Open(Parts parts) {
   EngineLoop::Options options;
   options.sequences_max = config_.limits.sequences_max;
   options.faults_max = config_.limits.faults_max;
+  options.cpu_wake_latency_us = config_.cpu_wake_latency_us;
   options.executor_limits = {config_.executor_silence, config_.hang_limit};
   EngineLoop::Events events;
   events.tenant_fault = [this](TenantId tenant, Status why) {
