@@ -12,6 +12,7 @@ struct SoakOptions {
   bool deaths = false;      // of the executor
   bool departures = false;  // of tenants
   bool policies = false;
+  bool all_simulated = false;  // rounds with one possible device, too: somebody records them
 };
 
 struct Request {
@@ -26,7 +27,8 @@ void Dump(Simulation& sim) {
   std::puts(gmg::Reader::Open(sim.gmg_memory())->GraphsJson(true).c_str());
 }
 
-void Soak(uint64_t seed, const SoakOptions& soak) {
+void Soak(uint64_t seed, const SoakOptions& soak,
+          std::vector<VirtualExecutor::OpRun>* ran = nullptr) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   const auto pick = [&random](int64_t low, int64_t high) {
@@ -40,6 +42,7 @@ void Soak(uint64_t seed, const SoakOptions& soak) {
   config.issue_ahead = static_cast<uint32_t>(pick(1, 4));
   config.batch_ops_max = static_cast<uint32_t>(pick(1, 8));
   config.tenant_queue_max = 64;
+  if (soak.all_simulated) config.record_round = [](std::string_view) {};
   VirtualOptions options;
   options.seed = seed;
   options.noise = 0.3;
@@ -170,6 +173,7 @@ void Soak(uint64_t seed, const SoakOptions& soak) {
   }
   ExpectClean(sim);
   Dump(sim);
+  if (ran != nullptr) *ran = sim.executor().ops;
 }
 
 // SLICE_SOAK_SEED=n: only this seed, for a closer look. SLICE_SOAK_FACTOR=n: n times as many seeds.
@@ -189,6 +193,24 @@ TEST(EngineSoak, Edge_failing_ops_and_copies_100_seeds) {
 TEST(EngineSoak, Edge_executor_deaths_100_seeds) { SoakSeeds(2000, 100, {.deaths = true}); }
 TEST(EngineSoak, Edge_everything_at_once_200_seeds) {
   SoakSeeds(3000, 200, {.failures = true, .deaths = true, .departures = true, .policies = true});
+}
+
+TEST(EngineSoak, Happy_placing_without_a_simulation_changes_nothing_40_seeds) {
+  for (uint64_t seed = 5000; seed < 5040 && !HasFailure(); ++seed) {
+    SoakOptions options{.policies = true};
+    std::vector<VirtualExecutor::OpRun> as_always, all_simulated;
+    Soak(seed, options, &as_always);
+    options.all_simulated = true;
+    Soak(seed, options, &all_simulated);
+    ASSERT_FALSE(as_always.empty());
+    ASSERT_EQ(as_always.size(), all_simulated.size()) << "seed " << seed;
+    for (size_t i = 0; i < as_always.size(); ++i) {
+      const auto told = [](const VirtualExecutor::OpRun& run) {
+        return std::tuple(run.instance, run.attempt, run.op, run.device, run.start, run.finish);
+      };
+      ASSERT_EQ(told(as_always[i]), told(all_simulated[i])) << "seed " << seed << ", run " << i;
+    }
+  }
 }
 
 }  // namespace
