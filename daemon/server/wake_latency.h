@@ -19,7 +19,7 @@ namespace slice::server {
 
 class WakeLatency {
  public:
-  static constexpr DurationNs kHold = 200 * kMillisecond;
+  static constexpr DurationNs kHold = kSecond;
 
   // `latency_us`: what idle CPUs may take to wake; below 0: the kernel decides, nothing is held.
   explicit WakeLatency(int32_t latency_us, std::string path = "/dev/cpu_dma_latency")
