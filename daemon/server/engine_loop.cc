@@ -261,6 +261,7 @@ void EngineLoop::NoteReport(uint32_t type, std::span<const std::byte> payload) {
 
 void EngineLoop::ForgetExecutorState() {
   executor_watch_.Reset();
+  woken_ahead_ = kNoDevice;
   silence_logged_ = false;
   std::fill(stuck_logged_.begin(), stuck_logged_.end(), false);
 }
@@ -318,11 +319,14 @@ void EngineLoop::FlushCommands() {
   for (const bool wake : wake_devices_) pushed = pushed || wake;
   if (!pushed) return;
   // Whoever of the executor's threads wakes takes all commands and wakes the devices concerned.
-  // None sleeps: one is about to look, or on its way since WakeAhead.
-  if (commands_->ConsumerSleeps()) {
-    bool signalled = false;
-    for (size_t device = 0; device < wake_devices_.size(); ++device) {
-      if (!wake_devices_[device]) continue;
+  // None sleeps: one is about to look. The one that WakeAhead woke is on its way, unless an op that
+  // we did not know of holds it: it answers for its own commands, not for those of others.
+  const bool sleeps = commands_->ConsumerSleeps();
+  if (sleeps) woken_ahead_ = kNoDevice;
+  if (sleeps || woken_ahead_ != kNoDevice) {
+    bool signalled = woken_ahead_ != kNoDevice;
+    for (DeviceIndex device = 0; device < wake_devices_.size(); ++device) {
+      if (!wake_devices_[device] || device == woken_ahead_) continue;
       SignalEventFd(executor_->device_events[device]);
       signalled = true;
     }

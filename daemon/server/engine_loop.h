@@ -219,6 +219,7 @@ class EngineLoop final : private engine::Sink {
   std::deque<Command> overflow_;  // commands that the ring had no room for
   std::vector<bool> wake_devices_;
   bool wake_any_ = false;
+  DeviceIndex woken_ahead_ = kNoDevice;  // by WakeAhead; nobody has been seen asleep since
   WakeLatency wake_latency_;
   ExecutorWatch executor_watch_;
   bool silence_logged_ = false;

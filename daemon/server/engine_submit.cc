@@ -281,7 +281,8 @@ void EngineLoop::WakeAhead(const Tenant& tenant) {
   wake_latency_.OnlineRequest(now_);
   if (commands_ == nullptr || executor_watch_.busy() || !commands_->ClaimSleep()) return;
   // Claimed: a device that is signalled again before it looks would take the copy thread along.
-  SignalEventFd(executor_->device_events[tenant.config.home]);
+  woken_ahead_ = tenant.config.home;
+  SignalEventFd(executor_->device_events[woken_ahead_]);
 }
 
 Status EngineLoop::HandleGraph(Tenant* tenant, const TenantRing::Submission& submission) {
