@@ -6,10 +6,11 @@
 //   time (device_thread.cc) copy thread      transfers in chunks, tensor commands (copier.cc)
 //
 // Any thread that wakes drains the whole command ring under the state mutex, puts work into the
-// queues of the devices concerned and signals those that sleep. Before a thread lets go of the
-// mutex the ring's sleep flag is set and the ring seen empty, so the engine's next push always
-// finds somebody to wake. A device's eventfd is watched by its own thread first and by the copy
-// thread when that one is busy (exclusive wake-ups), so commands never wait for a running op.
+// queues of the devices concerned and signals those that sleep. Before a thread sleeps or runs an
+// op, the ring's sleep flag is set and the ring seen empty: as long as nobody is about to look, the
+// engine's next push finds the flag and wakes somebody. A device's eventfd is watched by its own
+// thread first and by the copy thread when that one is busy (exclusive wake-ups), so commands never
+// wait for a running op.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,15 @@
 #include "common/wire/record_ring.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -125,6 +129,137 @@ TEST(Race_RecordRing, ProducerAndSleepingConsumer_LoseNothing) {
   }
   consumer_thread.join();
   EXPECT_FALSE(bad);
+}
+
+// A ring with several consumer threads under one mutex, as the executor has: one per device, which
+// sometimes runs an op between two looks, and a copy thread that takes a device's signal while the
+// device does.
+class SharedConsumer {
+ public:
+  static constexpr size_t kDevices = 2;
+
+  explicit SharedConsumer(std::byte* memory) : ring_(memory, kCapacity) {
+    for (size_t d = 0; d < kDevices; ++d) {
+      events_[d] = CreateEventFd().value();
+      polls_[d] = Fd(::epoll_create1(EPOLL_CLOEXEC));
+      Watch(polls_[d], events_[d], EPOLLIN | EPOLLEXCLUSIVE);
+      Watch(copier_poll_, events_[d], EPOLLIN | EPOLLET | EPOLLEXCLUSIVE);
+    }
+    stop_ = CreateEventFd().value();
+    for (const Fd& poll : polls_) Watch(poll, stop_, EPOLLIN);
+    Watch(copier_poll_, stop_, EPOLLIN);
+    for (size_t d = 0; d < kDevices; ++d) threads_[d] = std::thread([this, d] { RunDevice(d); });
+    threads_[kDevices] = std::thread([this] { RunCopier(); });
+  }
+  ~SharedConsumer() {
+    stopping_ = true;
+    SignalEventFd(stop_);
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void Signal(size_t device) const { SignalEventFd(events_[device]); }
+  // Waits until `count` records have come, in order, each once. False: they did not for so long
+  // that a wake-up must have been lost.
+  bool Await(uint64_t count) const {
+    pollfd item{progress_.get(), POLLIN, 0};
+    while (received_ < count && !bad_) {
+      if (::poll(&item, 1, 20'000) == 0) return false;
+      ClearEventFd(progress_);
+    }
+    return !bad_;
+  }
+
+ private:
+  static void Watch(const Fd& poll, const Fd& event, uint32_t events) {
+    epoll_event entry{};
+    entry.events = events;
+    SLICE_CHECK(::epoll_ctl(poll.get(), EPOLL_CTL_ADD, event.get(), &entry) == 0, "epoll_ctl");
+  }
+  void Spin(uint32_t turns) const {
+    while (turns > 0 && !stopping_) --turns;
+  }
+  void DrainLocked() {
+    RecordRing::Record record;
+    for (;;) {
+      const Result<bool> got = ring_.Pop(&record);
+      if (!got.ok() || (*got && record.type != received_ + 1)) bad_ = true;
+      if (!got.ok() || !*got) return;
+      ++received_;
+      SignalEventFd(progress_);
+    }
+  }
+  void LeaveLocked() {
+    while (!ring_.PrepareSleep()) DrainLocked();
+  }
+  void RunDevice(size_t device) {
+    std::minstd_rand random(static_cast<uint32_t>(device));
+    uint32_t looks = 0;  // without announcing sleep: commands are expected
+    while (!stopping_) {
+      std::unique_lock lock(mutex_);
+      DrainLocked();
+      if (looks > 0) {
+        --looks;
+        lock.unlock();
+        Spin(64);
+        continue;
+      }
+      LeaveLocked();
+      if (random() % 4 == 0) {  // an op
+        lock.unlock();
+        Spin(random() % 4096);
+        continue;
+      }
+      lock.unlock();
+      epoll_event event;
+      const int timeout_ms = random() % 64 == 0 ? 1 : -1;
+      if (::epoll_wait(polls_[device].get(), &event, 1, timeout_ms) > 0) {
+        ClearEventFd(events_[device]);
+        looks = random() % 8;
+      }
+      lock.lock();
+      ring_.EndSleep();
+    }
+  }
+  void RunCopier() {
+    while (!stopping_) {
+      std::unique_lock lock(mutex_);
+      DrainLocked();
+      LeaveLocked();
+      lock.unlock();
+      epoll_event event;
+      ::epoll_wait(copier_poll_.get(), &event, 1, -1);
+      lock.lock();
+      ring_.EndSleep();
+    }
+  }
+
+  std::mutex mutex_;
+  RecordRing ring_;
+  std::array<Fd, kDevices> events_, polls_;
+  Fd copier_poll_{::epoll_create1(EPOLL_CLOEXEC)};
+  Fd stop_, progress_ = CreateEventFd().value();
+  std::atomic<uint64_t> received_{0};
+  std::atomic<bool> bad_{false}, stopping_{false};
+  std::array<std::thread, kDevices + 1> threads_;
+};
+
+TEST(Race_RecordRing, SleepClaimedAheadOfThePush_LosesNoWakeUp) {
+  RingMemory memory;
+  RecordRing producer(memory.bytes, kCapacity);
+  SharedConsumer consumer(memory.bytes);
+  constexpr uint32_t kRecords = 10'000;
+  std::minstd_rand random(3);
+  uint32_t claims = 0;
+  for (uint32_t i = 1; i <= kRecords; ++i) {
+    if (random() % 2 == 0 && producer.ClaimSleep()) {
+      ++claims;
+      consumer.Signal(0);
+      for (volatile uint32_t placing = random() % 4096; placing > 0;) placing = placing - 1;
+    }
+    ASSERT_TRUE(producer.PushStruct(i, i));
+    if (producer.ConsumerSleeps()) consumer.Signal(random() % SharedConsumer::kDevices);
+    ASSERT_TRUE(consumer.Await(i)) << "record " << i << ", after " << claims << " claims";
+  }
+  EXPECT_GT(claims, 0u);
 }
 
 }  // namespace
