@@ -256,7 +256,9 @@ void EngineImpl::Commit(Instance* instance, std::span<const uint32_t> batch, Dev
     SetState(instance, op, OpState::kPlaced);
     state.placed.push_back({instance, op});
     const sim::OpIndex index = snapshot_fresh_ ? SnapshotOf(*instance, op) : sim::kNone;
-    if (index != sim::kNone) {
+    if (index == sim::kNone) {
+      snapshot_fresh_ = false;  // the next decision must see this op
+    } else {
       snapshot_.ops[index].state = sim::OpState::kPlaced;
       snapshot_.ops[index].device = device;
     }

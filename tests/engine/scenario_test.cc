@@ -304,5 +304,53 @@ TEST(EngineScenario, Happy_shared_domain_needs_no_transfers) {
   ExpectClean(sim);
 }
 
+// `width` ops that wait for nothing but the input.
+std::shared_ptr<const graph::Template> Independent(int width, DurationNs duration) {
+  GraphBuilder graph("independent");
+  const uint32_t x = graph.Dynamic("x", 4096);
+  for (int i = 0; i < width; ++i)
+    graph.Output(graph.Op("op" + std::to_string(i), {x}, 4096, duration));
+  return graph.Build();
+}
+
+// The snapshot that `crowd` fills does not hold `single`, whose only device needs no decision;
+// `wide` must not be decided as if that op were not there.
+TEST(EngineScenario, Regression_an_op_placed_without_a_decision_counts_in_the_next_one) {
+  Simulation sim(MakeConfig(4, 64 << 20, true));
+  const auto add_tenant = [&](DeviceIndex home, uint64_t devices) {
+    engine::TenantConfig config;
+    config.class_max = ServiceClass::kOnline;
+    config.home = home;
+    config.device_mask = devices;
+    return sim.AddTenant(config);
+  };
+  const auto wide = sim.AddService(add_tenant(1, 0b1010), Independent(20, 10 * kMillisecond));
+  const auto crowd =
+      sim.AddService(add_tenant(0, 0b0101), Chain(300, 100 * kMicrosecond, 64, false, "crowd"));
+  const auto single =
+      sim.AddService(add_tenant(1, 0b0010), Chain(1, 15 * kMillisecond, 64, false, "single"));
+  sim.Submit(wide);  // more than its two devices take at once
+  // When both report their first op: there is room on each again.
+  const VirtualOptions latencies;
+  const TimeNs room = latencies.command_latency + 10 * kMillisecond + latencies.report_latency;
+  sim.At(room, [&] {
+    sim.Submit(crowd, 0, 0, 2);
+    sim.Submit(single, 0, 0, 1);
+  });
+  sim.RunUntil(room + kMicrosecond);
+  const Result<gmg::Reader> reader = gmg::Reader::Open(sim.gmg_memory());
+  ASSERT_TRUE(reader.ok()) << reader.status().ToString();
+  std::set<uint32_t> wide_on, single_on;
+  for (const gmg::DecisionView& decision : reader->Decisions(1000)) {
+    if (decision.time_ns != room) continue;
+    if (decision.tenant == wide.tenant.value) wide_on.insert(decision.device);
+    if (decision.tenant == single.tenant.value) single_on.insert(decision.device);
+  }
+  EXPECT_EQ(single_on, std::set<uint32_t>{1});
+  EXPECT_EQ(wide_on, std::set<uint32_t>{3}) << "device 1 has `single` to run first";
+  ASSERT_TRUE(sim.RunAll());
+  ExpectClean(sim);
+}
+
 }  // namespace
 }  // namespace slice::testing
