@@ -67,6 +67,10 @@ struct TenantConfig {
   DurationNs deadline_min = 0;
   int64_t arena_bytes = 0;
 };
+struct TenantUser {
+  TenantId tenant;
+  uint32_t uid = 0;
+};
 enum class TensorKind : uint8_t { kConstant = 1, kMutable = 2, kManaged = 3 };
 struct TensorSetConfig {
   TensorSetId id;
@@ -240,6 +244,9 @@ class Engine {
   // Bit d: the op that runs on device d has taken so much longer than predicted that the device
   // gets no new work.
   virtual uint64_t OverrunDevices(TimeNs now) const = 0;
+  // Whose ops are launched now, each tenant once; the one whose op started last comes first. Before
+  // ExecutorLost: who was running when the executor died.
+  virtual std::vector<TenantUser> LaunchedTenants() const = 0;
   virtual const Counters& counters() const = 0;
   virtual std::string policy_name() const = 0;
   // What the estimators have learned, bounded in size, to be kept between runs...

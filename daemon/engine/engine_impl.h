@@ -89,6 +89,7 @@ class EngineImpl final : public Engine {
   TimeNs NextWake() const override;
 
   uint64_t OverrunDevices(TimeNs now) const override;
+  std::vector<TenantUser> LaunchedTenants() const override;
   const Counters& counters() const override { return counters_; }
   std::string policy_name() const override { return std::string(policy_->name()); }
   std::string StatusJson(TimeNs now) const override;

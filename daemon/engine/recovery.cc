@@ -9,6 +9,24 @@ namespace slice::engine {
 using gmg::MemoryKind;
 using gmg::OpState;
 
+std::vector<TenantUser> EngineImpl::LaunchedTenants() const {
+  std::vector<OpRef> launched;
+  for (const DeviceState& device : devices_)
+    launched.insert(launched.end(), device.launched.begin(), device.launched.end());
+  std::stable_sort(launched.begin(), launched.end(), [this](const OpRef& a, const OpRef& b) {
+    return Op(*a.instance, a.op).start_ns > Op(*b.instance, b.op).start_ns;
+  });
+  std::vector<TenantUser> tenants;
+  for (const OpRef& ref : launched) {
+    const TenantConfig& config = ref.instance->tenant->config;
+    const bool known = std::any_of(tenants.begin(), tenants.end(), [&](const TenantUser& other) {
+      return other.tenant == config.id;
+    });
+    if (!known) tenants.push_back({config.id, config.uid});
+  }
+  return tenants;
+}
+
 void EngineImpl::ExecutorLost(TimeNs now) {
   now_ = now;
   if (!executor_up_) return;

@@ -49,7 +49,8 @@ struct SessionLimits {
   uint32_t bindings_max = 256;
   uint32_t sequences_max = 4'096;  // open at the same time
   uint64_t arena_bytes_max = uint64_t{8} << 30;
-  uint32_t faults_max = 16;  // malformed messages and slots before the session is ended
+  uint32_t faults_max = 16;          // malformed messages and slots before the session is ended
+  uint32_t executor_deaths_max = 3;  // in Blame::kWindow, with ops of the session running: the same
 };
 
 struct ServerConfig {

@@ -285,6 +285,8 @@ class Parser {
     SLICE_RETURN_IF_ERROR(
         table->Number("sequences_max", 1, 1'000'000, set32(&limits.sequences_max)));
     SLICE_RETURN_IF_ERROR(table->Number("faults_max", 1, 1'000'000, set32(&limits.faults_max)));
+    SLICE_RETURN_IF_ERROR(
+        table->Number("executor_deaths_max", 1, 1'000'000, set32(&limits.executor_deaths_max)));
     int64_t arena = static_cast<int64_t>(limits.arena_bytes_max);
     SLICE_RETURN_IF_ERROR(table->Size("arena_max", &arena));
     limits.arena_bytes_max = static_cast<uint64_t>(arena);

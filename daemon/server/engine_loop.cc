@@ -209,10 +209,11 @@ void EngineLoop::AttachExecutor(std::unique_ptr<ExecutorRings> rings, uint64_t g
   engine_->ExecutorReady(now_);
 }
 
-void EngineLoop::DetachExecutor() {
-  if (executor_ == nullptr) return;
+std::vector<engine::TenantUser> EngineLoop::DetachExecutor() {
+  if (executor_ == nullptr) return {};
   while (DrainReports()) {
   }
+  std::vector<engine::TenantUser> launched = engine_->LaunchedTenants();
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, executor_->engine_event.get(), nullptr);
   commands_.reset();
   reports_.reset();
@@ -220,6 +221,7 @@ void EngineLoop::DetachExecutor() {
   overflow_.clear();
   ForgetExecutorState();
   engine_->ExecutorLost(now_);
+  return launched;
 }
 
 void EngineLoop::ExecutorGivenUp() { engine_->ExecutorGivenUp(now_); }

@@ -118,7 +118,8 @@ class EngineLoop final : private engine::Sink {
   // The rings of an executor that has all tables again; then Engine::ExecutorReady.
   void AttachExecutor(std::unique_ptr<ExecutorRings> rings, uint64_t generation);
   // The executor is dead: reports that it still wrote are handled, then Engine::ExecutorLost.
-  void DetachExecutor();
+  // Returns whose ops it was running, the likeliest cause first.
+  std::vector<engine::TenantUser> DetachExecutor();
   void ExecutorGivenUp();
 
   // The engine's answers, with what only the shell knows.

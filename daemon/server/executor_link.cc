@@ -31,6 +31,7 @@ namespace {
 
 constexpr DurationNs kZygoteStartTimeout = 120 * kSecond;  // loading torch from a cold disk
 constexpr DurationNs kForkTimeout = 10 * kSecond;
+constexpr DurationNs kDyingTimeout = kSecond;  // closing what it had takes a moment
 constexpr int kSocketBytes = 4 << 20;
 constexpr size_t kAckBytesMax = size_t{256} * 1024;
 
@@ -209,6 +210,14 @@ Result<ExecutorProcess> ZygoteLauncher::Launch(const WaitFunction& wait) {
 
 ExecutorLink::~ExecutorLink() {
   Kill();
+  Reap();
+}
+
+void ExecutorLink::Reap() {
+  if (reaped_) return;
+  reaped_ = true;
+  // One that has closed its socket is dying: how tells more than our signal would.
+  if (!killed_ && !WaitReadable(process_.pidfd, kDyingTimeout)) Kill();
   // A fork of the zygote with exit signal 0: __WALL. It is dead or dying.
   siginfo_t info{};
   while (::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(process_.pidfd.get()), &info,
@@ -219,11 +228,21 @@ ExecutorLink::~ExecutorLink() {
     const bool by_signal = info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED;
     SLICE_LOG_INFO("server", "executor %d ended by %s %d", process_.pid,
                    by_signal ? "signal" : "exit status", info.si_status);
+    if (by_signal) end_signal_ = info.si_status;
   }
+}
+
+bool ExecutorLink::EndedFromOutside() {
+  Reap();
+  constexpr std::array<int, 5> kFromOutside = {SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+  return !killed_ &&
+         std::find(kFromOutside.begin(), kFromOutside.end(), end_signal_) != kFromOutside.end();
 }
 
 void ExecutorLink::Kill() {
   broken_ = true;
+  if (reaped_) return;  // the pidfd stands for nobody
+  killed_ = true;
   ::syscall(SYS_pidfd_send_signal, process_.pidfd.get(), SIGKILL, nullptr, 0);
 }
 

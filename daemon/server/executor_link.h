@@ -71,14 +71,23 @@ class ExecutorLink {
               proto::ExecutorAck* ack = nullptr);
   bool broken() const { return broken_; }
   void Kill();
+  // After its death, or a call that broke the link: whether somebody else ended it (an
+  // administrator, the kernel when memory is short) by a signal that no op raises. Blocks: while it
+  // is dying, at most a second.
+  bool EndedFromOutside();
   pid_t pid() const { return process_.pid; }
   const Fd& pidfd() const { return process_.pidfd; }
 
  private:
+  void Reap();
+
   ExecutorProcess process_;
   const WaitFunction wait_;
   uint64_t next_id_ = 1;
   bool broken_ = false;
+  bool killed_ = false;  // by us
+  bool reaped_ = false;
+  int end_signal_ = 0;  // that ended it; 0: it exited, or has not been reaped
 };
 
 }  // namespace slice::server

@@ -86,6 +86,8 @@ Status Server::Open(Parts parts) {
       config_, std::move(parts.launcher), loop_.get(), &poller_,
       [this](const Fd& fd, DurationNs timeout) { return WaitForExecutor(fd, timeout); },
       [this](TenantId tenant, const Status& why) {
+        // The session goes at the end of the turn; the next executor must not meet its ops.
+        loop_->Call([&] { loop_->RemoveTenant(tenant, why.code()); });
         const auto found = sessions_.find(tenant.value);
         if (found != sessions_.end()) found->second->End(why);
       });

@@ -327,6 +327,12 @@ Status Session::CheckHello(const proto::Hello& hello, const TenantPolicy& policy
                  static_cast<unsigned long long>(hello.arena_bytes()),
                  static_cast<unsigned long long>(limits.arena_bytes_max));
   }
+  const DurationNs wait = services_->supervisor.WaitsUntil(peer_.uid) - MonotonicNow();
+  if (wait > 0) {
+    return Error(StatusCode::kExecutorLost,
+                 "sessions of uid %u ended the executor again and again: try again in %lld ms",
+                 peer_.uid, static_cast<long long>(wait / kMillisecond + 1));
+  }
   if (services_->tenant_count >= limits.sessions_max) {
     return Error(StatusCode::kQuota, "%u sessions are open, sliced allows %u",
                  services_->tenant_count, limits.sessions_max);
@@ -407,7 +413,8 @@ Status Session::Hello(const proto::Hello& hello, std::vector<Fd>* fds) {
       static_cast<uint64_t>(std::min(pool_bytes_max, tenant_config.memory_bytes_max)));
   std::vector<Fd> arena;
   arena.push_back(std::move((*fds)[wire::kHelloArenaFd]));
-  SLICE_RETURN_IF_ERROR(services_->supervisor.Add(std::move(request), std::move(arena)));
+  SLICE_RETURN_IF_ERROR(
+      services_->supervisor.Add(std::move(request), std::move(arena), tenant_user()));
   Status added;
   services_->loop.Call([&] { added = services_->loop.AddTenant(tenant_config, std::move(ring)); });
   if (!added.ok()) {

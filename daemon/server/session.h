@@ -155,6 +155,7 @@ class Session {
   void Pause();
   bool Resume();
   TenantId tenant() const { return TenantId{number_}; }
+  engine::TenantUser tenant_user() const { return {tenant(), peer_.uid}; }
 
   Services* services_;
   const uint32_t number_;

@@ -70,7 +70,7 @@ Status Session::RegisterGraph(const proto::RegisterGraph& request, std::vector<F
   SLICE_ASSIGN_OR_RETURN(const std::string serialized, ReadAll((*fds)[0], bytes));
   bool known = false;
   SLICE_ASSIGN_OR_RETURN(const TemplateId id,
-                         services_->templates.Acquire(peer_.uid, serialized, &known));
+                         services_->templates.Acquire(tenant_user(), serialized, &known));
   graph_bytes_ += bytes;
   proto::Reply reply;
   reply.mutable_graph()->set_graph(graphs_.Insert({id, bytes}));
@@ -177,7 +177,8 @@ Status Session::AddSet(const SegmentLayout& layout, TensorKind kind, Fd home_mem
   proto::ExecutorRequest request;
   *request.mutable_add_set() = ToExecutorSet(id, tenant(), kind, layout, segments);
   const engine::TensorSetConfig config = ToEngineSet(id, tenant(), kind, home, layout, segments);
-  SLICE_RETURN_IF_ERROR(services_->supervisor.Add(std::move(request), std::move(segments.memfds)));
+  SLICE_RETURN_IF_ERROR(
+      services_->supervisor.Add(std::move(request), std::move(segments.memfds), tenant_user()));
   Status added;
   std::vector<uint64_t> handles;
   services_->loop.Call([&] {
@@ -353,7 +354,7 @@ Status Session::CreateBinding(const proto::CreateBinding& request) {
       binding.sets.push_back(tensor->ref.set);
     }
   }
-  SLICE_RETURN_IF_ERROR(services_->supervisor.Add(std::move(to_executor), {}));
+  SLICE_RETURN_IF_ERROR(services_->supervisor.Add(std::move(to_executor), {}, tenant_user()));
   uint64_t handle = 0;
   Status added;
   services_->loop.Call([&] {

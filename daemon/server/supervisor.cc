@@ -14,13 +14,14 @@ namespace slice::server {
 
 Supervisor::Supervisor(const ServerConfig& config, std::unique_ptr<ExecutorLauncher> launcher,
                        EngineLoop* loop, Poller* poller, WaitFunction wait,
-                       std::function<void(TenantId, Status)> tenant_unusable)
+                       std::function<void(TenantId, Status)> end_tenant)
     : config_(config),
       launcher_(std::move(launcher)),
       loop_(loop),
       poller_(poller),
       wait_(std::move(wait)),
-      tenant_unusable_(std::move(tenant_unusable)) {}
+      end_tenant_(std::move(end_tenant)),
+      blame_(config.limits.executor_deaths_max) {}
 
 Supervisor::~Supervisor() {
   if (link_ != nullptr) poller_->Remove(link_->pidfd().get());
@@ -86,12 +87,11 @@ Status Supervisor::StartOnce() {
     SLICE_LOG_ERROR("server", "entry %d/%u of session %u cannot be given to a new executor: %s",
                     failure.kind, failure.id, failure.tenant, failure.status.ToString().c_str());
     tables_.Erase(failure.kind, failure.id);
-    if (failure.tenant != 0) tenant_unusable_(TenantId{failure.tenant}, failure.status);
+    if (failure.tenant != 0) end_tenant_(TenantId{failure.tenant}, failure.status);
   }
   SLICE_RETURN_IF_ERROR(replayed);
   SLICE_RETURN_IF_ERROR(poller_->Add(link_->pidfd().get(), EPOLLIN, [this, generation](uint32_t) {
     if (generation != generation_) return;
-    link_->Kill();
     Recover(Error(StatusCode::kExecutorLost, "it died"));
   }));
   loop_->Call([&] { loop_->AttachExecutor(std::move(rings), generation); });
@@ -102,30 +102,62 @@ Status Supervisor::StartOnce() {
   return Status::Ok();
 }
 
-void Supervisor::Detach() {
+std::vector<engine::TenantUser> Supervisor::Detach() {
   up_ = false;
-  if (link_ == nullptr) return;
+  std::vector<engine::TenantUser> launched;
+  if (link_ == nullptr) return launched;
   poller_->Remove(link_->pidfd().get());
   link_->Kill();
   link_.reset();  // reaps
-  loop_->Call([&] { loop_->DetachExecutor(); });
+  loop_->Call([&] { launched = loop_->DetachExecutor(); });
+  return launched;
 }
 
-void Supervisor::Recover(const Status& why) {
+bool Supervisor::Recover(const Status& why, const engine::TenantUser& asker) {
   Status last = why;
-  for (;;) {
+  bool asker_stays = true;
+  for (bool first = true;; first = false) {
     SLICE_LOG_WARN("server", "executor %d is lost: %s", pid(), last.ToString().c_str());
-    Detach();
+    const bool is_accident = link_ == nullptr || link_->EndedFromOutside();
+    std::vector<engine::TenantUser> suspects = Detach();
+    if (first && asker.tenant) {  // likelier than what has been running for a while
+      std::erase_if(suspects, [&](const auto& other) { return other.tenant == asker.tenant; });
+      suspects.insert(suspects.begin(), asker);
+    }
     const TimeNs now = MonotonicNow();
     deaths_.push_back(now);
     while (now - deaths_.front() > kDeathWindow) deaths_.pop_front();
+    if (!is_accident) {
+      const auto ended = Accuse(suspects, now);
+      asker_stays = asker_stays && !(ended.has_value() && ended->tenant == asker.tenant);
+    }
     if (deaths_.size() >= kDeathsMax) {
       GiveUp(last);
-      return;
+      return asker_stays;
     }
     last = StartOnce();
-    if (last.ok()) return;
+    if (last.ok()) return asker_stays;
   }
+}
+
+std::optional<engine::TenantUser> Supervisor::Accuse(
+    const std::vector<engine::TenantUser>& suspects, TimeNs now) {
+  const std::optional<engine::TenantUser> ended = blame_.Died(suspects, now);
+  if (!ended.has_value()) return ended;
+  const Status why =
+      Error(StatusCode::kExecutorLost,
+            "session %u of uid %u ran operators, or made a request, when the executor died, %u "
+            "times in %lld s (sessions of this user that have ended count too; sliced's log says "
+            "how it died): the session is ended, and the user's next is let in after %lld ms",
+            ended->tenant.value, ended->uid, config_.limits.executor_deaths_max,
+            static_cast<long long>(Blame::kWindow / kSecond),
+            static_cast<long long>((blame_.WaitsUntil(ended->uid) - now) / kMillisecond));
+  SLICE_LOG_ERROR("server", "%s", why.text().c_str());
+  tables_.EraseTenant(ended->tenant.value);
+  end_tenant_(ended->tenant, why);
+  deaths_.clear();
+  backoff_ = kBackoffMin;
+  return ended;
 }
 
 void Supervisor::GiveUp(const Status& why) {
@@ -156,7 +188,8 @@ void Supervisor::Distrust(uint64_t generation, const Status& why) {
   Recover(why);
 }
 
-Status Supervisor::Add(proto::ExecutorRequest request, std::vector<Fd> fds) {
+Status Supervisor::Add(proto::ExecutorRequest request, std::vector<Fd> fds,
+                       const engine::TenantUser& asker) {
   ExecutorTables::Entry entry;
   entry.request = std::move(request);
   entry.fds = std::move(fds);
@@ -169,10 +202,10 @@ Status Supervisor::Add(proto::ExecutorRequest request, std::vector<Fd> fds) {
         link_->Call(entry.request, entry.raw_fds(), config_.executor_request_timeout);
     if (status.ok()) break;
     if (!link_->broken()) return status;
-    Recover(status);
-    if (attempt == 1) {
-      return Error(StatusCode::kExecutorLost, "two executors died while taking this request: %s",
-                   status.text().c_str());
+    const bool asker_stays = Recover(status, asker);
+    if (attempt == 1 || !asker_stays) {
+      return Error(StatusCode::kExecutorLost, "%s died while taking this request: %s",
+                   attempt == 1 ? "two executors" : "the executor", status.text().c_str());
     }
   }
   tables_.Insert(std::move(entry));
@@ -217,6 +250,7 @@ void Supervisor::DropBinding(BindingId id) {
 }
 
 void Supervisor::DropTenant(TenantId id) {
+  blame_.Ended(id);
   if (!tables_.Contains(ExecutorTables::kTenant, id.value)) return;
   tables_.EraseTenant(id.value);
   proto::ExecutorRequest request;

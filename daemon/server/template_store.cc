@@ -5,10 +5,11 @@
 
 namespace slice::server {
 
-Result<TemplateId> TemplateStore::Acquire(uid_t uid, const std::string& serialized, bool* known) {
+Result<TemplateId> TemplateStore::Acquire(const engine::TenantUser& asker,
+                                          const std::string& serialized, bool* known) {
   const uint64_t hash = graph::ContentHash(serialized);
   for (auto& [id, entry] : entries_) {
-    if (entry.uid == uid && entry.graph->content_hash() == hash &&
+    if (entry.uid == asker.uid && entry.graph->content_hash() == hash &&
         entry.bytes.bytes() == serialized.size() &&
         std::memcmp(entry.bytes.data(), serialized.data(), serialized.size()) == 0) {
       ++entry.references;
@@ -17,7 +18,7 @@ Result<TemplateId> TemplateStore::Acquire(uid_t uid, const std::string& serializ
     }
   }
   Entry entry;
-  entry.uid = uid;
+  entry.uid = asker.uid;
   entry.references = 1;
   SLICE_ASSIGN_OR_RETURN(entry.graph, graph::Template::Parse(serialized));
   SLICE_ASSIGN_OR_RETURN(Fd memfd, CreateMemfd("slice-template", serialized.size()));
@@ -33,7 +34,7 @@ Result<TemplateId> TemplateStore::Acquire(uid_t uid, const std::string& serializ
   request.mutable_add_template()->set_bytes(serialized.size());
   std::vector<Fd> fds;
   fds.push_back(std::move(memfd));
-  SLICE_RETURN_IF_ERROR(supervisor_->Add(std::move(request), std::move(fds)));
+  SLICE_RETURN_IF_ERROR(supervisor_->Add(std::move(request), std::move(fds), asker));
   Status added;
   loop_->Call([&] { added = loop_->engine().AddTemplate(id, entry.graph); });
   if (!added.ok()) {

@@ -26,7 +26,8 @@ class TemplateStore {
 
   // Takes a reference. Errors: GRAPH, OVERFLOW (structure), OP_NOT_ALLOWED, EXECUTOR_LOST, the
   // engine's.
-  Result<TemplateId> Acquire(uid_t uid, const std::string& serialized, bool* known);
+  Result<TemplateId> Acquire(const engine::TenantUser& asker, const std::string& serialized,
+                             bool* known);
   void AddReference(TemplateId id) { ++entries_.at(id.value).references; }
   void Release(TemplateId id);
   std::shared_ptr<const graph::Template> Find(TemplateId id) const {

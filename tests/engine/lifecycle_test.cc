@@ -158,6 +158,30 @@ TEST_P(EngineEnds, Edge_executor_given_up_fails_what_waits) {
   EXPECT_EQ(world.sim.StatusOf(world.tenant, again), SLICE_OK);
 }
 
+// Whom the shell suspects when the executor dies.
+TEST(EngineLaunched, Happy_names_each_tenant_once_the_latest_start_first) {
+  Simulation sim(MakeConfig(2));
+  const TenantId first = sim.AddTenant(ServiceClass::kOnline, 0);
+  const TenantId second = sim.AddTenant(ServiceClass::kOnline, 1);
+  const auto graph = Llama(4, 2 * kMillisecond, 4096, 4096);
+  const Simulation::Service of_first = sim.AddService(first, graph);
+  const Simulation::Service of_second = sim.AddService(second, graph);
+  std::vector<engine::TenantUser> one, two;
+  sim.Submit(of_first);
+  sim.At(sim.now() + kMillisecond, [&] {
+    one = sim.engine().LaunchedTenants();
+    sim.Submit(of_second);
+  });
+  sim.At(sim.now() + 1500 * kMicrosecond, [&] { two = sim.engine().LaunchedTenants(); });
+  ASSERT_TRUE(sim.RunAll(kSecond));
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_EQ(one[0].tenant, first);
+  ASSERT_EQ(two.size(), 2u);
+  EXPECT_EQ(two[0].tenant, second);
+  EXPECT_EQ(two[1].tenant, first);
+  EXPECT_TRUE(sim.engine().LaunchedTenants().empty());
+}
+
 // ---- pieces: half-done writes
 // -------------------------------------------------------------------------------------
 

@@ -49,6 +49,27 @@ TEST_F(DaemonTest, Happy_ExecutorThatIsKilledComesBack) {
   EXPECT_EQ(daemon.CtlJson({"status"})["executor_restarts"], 1);
 }
 
+// Its requests end every executor that runs them: the others are served as if nothing were.
+TEST_F(DaemonTest, Malicious_TenantThatCrashesTheExecutorIsEndedAndTheOthersGoOn) {
+  LiveDaemon daemon(SLICE_EXECUTOR);
+  MlpTenant good(daemon.socket());
+  ASSERT_EQ(good.Run(1), SLICE_OK) << slice_last_error();
+  MlpTenant::Options options;
+  options.model = "fake:crash-op";
+  MlpTenant bad(daemon.socket(), options);
+  ASSERT_EQ(bad.status(), SLICE_OK) << slice_last_error();
+  EXPECT_EQ(bad.Run(1), SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_EQ(bad.Run(2), SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_NE(std::string(slice_last_error()).find("when the executor died, 3 times"),
+            std::string::npos)
+      << slice_last_error();
+  for (uint32_t i = 0; i < 100; ++i) ASSERT_EQ(good.Run(i), SLICE_OK) << slice_last_error();
+  EXPECT_EQ(daemon.CtlJson({"status"})["executor_restarts"], 3);
+  EXPECT_EQ(daemon.CtlJson({"tenants"})["tenants"].size(), 1u);
+  EXPECT_EQ(ReadWholeFile(daemon.log_path()).find("next try in"), std::string::npos)
+      << ReadWholeFile(daemon.log_path());
+}
+
 TEST_F(DaemonTest, Edge_StoppedExecutorIsShownAndGoesOn) {
   LiveDaemon daemon(SLICE_EXECUTOR);
   MlpTenant tenant(daemon.socket());

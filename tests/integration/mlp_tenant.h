@@ -26,6 +26,7 @@ class MlpTenant {
     uint32_t service_class = SLICE_CLASS_DEFAULT;
     const char* home = nullptr;
     bool replicate = false;
+    const char* model = nullptr;  // the template's name; the golden file's if null
   };
 
   // status() says whether everything was set up.
@@ -124,8 +125,9 @@ class MlpTenant {
     open.home_device = options.home;
     slice_status_t status = slice_session_open(&open, &session_);
     if (status != SLICE_OK) return status;
-    const std::string program =
-        ReadTextTemplate(SLICE_GOLDEN_DIR "/mlp.textproto").SerializeAsString();
+    proto::GraphTemplate graph_template = ReadTextTemplate(SLICE_GOLDEN_DIR "/mlp.textproto");
+    if (options.model != nullptr) graph_template.mutable_metadata()->set_model(options.model);
+    const std::string program = graph_template.SerializeAsString();
     slice_graph_t graph = 0;
     status = slice_graph_register(session_, program.data(), program.size(), &graph);
     if (status != SLICE_OK) return status;

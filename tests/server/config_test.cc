@@ -46,6 +46,7 @@ issue_ahead = 3
 offline_op_max_us = 7000
 [limits]
 sessions_max = 5
+executor_deaths_max = 7
 [tenant_defaults]
 memory = "10MiB"
 [[tenant]]
@@ -66,6 +67,7 @@ deadline_min_ms = 50
   EXPECT_EQ(config->engine.issue_ahead, 3u);
   EXPECT_EQ(config->engine.offline_op_max, 7 * kMillisecond);
   EXPECT_EQ(config->limits.sessions_max, 5u);
+  EXPECT_EQ(config->limits.executor_deaths_max, 7u);
   EXPECT_EQ(config->PolicyOf(1).class_max, ServiceClass::kOffline);
   const TenantPolicy& tenant = config->PolicyOf(1000);
   EXPECT_EQ(tenant.class_max, ServiceClass::kOnline);

@@ -17,6 +17,12 @@ class SupervisorTest : public ServerFixture {
     request.mutable_status();
     return nlohmann::json::parse(tenant->Call(request)->body().text());
   }
+  // SIGUSR1: as a crash would, without a core file. Waits for the next one: the `death`th is over.
+  void EndExecutor(RawTenant* admin, int signal, uint64_t death) {
+    ASSERT_TRUE(Eventually([&] { return control.readies == death; }));
+    ASSERT_EQ(::kill(StatusOf(admin)["executor_pid"], signal), 0);
+    ASSERT_TRUE(Eventually([&] { return control.readies == death + 1; }));
+  }
   int32_t RegisterAndGetStatus(RawTenant* tenant, const std::string& text) {
     const Fd memfd = RawTenant::MemfdOf(text);
     const int fd = memfd.get();
@@ -105,6 +111,62 @@ TEST_F(SupervisorTest, Edge_GivesUpAfterManyDeathsAndComesBack) {
   // The next try comes by itself after the backoff.
   ASSERT_TRUE(Eventually([&] { return control.readies == Supervisor::kDeathsMax + 1; }));
   EXPECT_EQ(RegisterAndGetStatus(&tenant, SmallTemplate()), SLICE_OK);
+}
+
+// One whose ops end the executor again and again goes; before, everybody waited for a backoff.
+TEST_F(SupervisorTest, Malicious_TenantWhoseOpsEndTheExecutorGoesAndNobodyElseWaits) {
+  Start();
+  RawTenant good = Open(), bad = Open(), admin = Connect();
+  const uint64_t binding = bad.Bind(SmallTemplate());
+  control.hold = true;  // running, as far as the engine knows
+  bad.Submit(1, binding, SmallArguments());
+  ASSERT_TRUE(Eventually([&] { return control.submits == 1; }));
+  for (uint64_t death = 1; death <= config.limits.executor_deaths_max; ++death)
+    EndExecutor(&admin, SIGUSR1, death);
+  const auto last_word = bad.Receive();
+  ASSERT_TRUE(last_word.has_value());
+  EXPECT_EQ(last_word->status(), SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_NE(last_word->text().find("3 times"), std::string::npos) << last_word->text();
+  ASSERT_TRUE(bad.CompletionWaits());
+  EXPECT_EQ(bad.WaitCompletion()->status, SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_TRUE(bad.WaitHangUp());
+  EXPECT_EQ(RegisterAndGetStatus(&good, SmallTemplate()), SLICE_OK);
+  // Opening another session must not be a way on.
+  RawTenant next = Connect();
+  const auto refused = next.Hello();
+  EXPECT_EQ(refused->status(), SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_NE(refused->text().find("try again in"), std::string::npos) << refused->text();
+  EXPECT_TRUE(Eventually([&] { return Connect().Hello()->status() == SLICE_OK; }));
+  // The deaths so far do not count for a backoff.
+  for (uint64_t death = 1; death < Supervisor::kDeathsMax; ++death)
+    EndExecutor(&admin, SIGUSR1, config.limits.executor_deaths_max + death);
+  EXPECT_EQ(control.given_up, 0u);
+}
+
+TEST_F(SupervisorTest, Malicious_TenantWhoseRequestsEndTheExecutorGoes) {
+  Start();
+  RawTenant good = Open(), bad = Open();
+  EXPECT_EQ(RegisterAndGetStatus(&bad, SmallTemplate("fake:die")), SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_EQ(RegisterAndGetStatus(&bad, SmallTemplate("fake:die")), SLICE_ERR_EXECUTOR_LOST);
+  EXPECT_TRUE(bad.WaitHangUp());
+  EXPECT_EQ(LogCount("add_template"), config.limits.executor_deaths_max);
+  EXPECT_EQ(RegisterAndGetStatus(&good, SmallTemplate()), SLICE_OK);
+  EXPECT_EQ(control.given_up, 0u);
+}
+
+TEST_F(SupervisorTest, Edge_ADeathFromOutsideIsNobodysFault) {
+  config.limits.executor_deaths_max = 1;
+  Start();
+  RawTenant tenant = Open();
+  const uint64_t binding = tenant.Bind(SmallTemplate());
+  control.hold = true;
+  tenant.Submit(1, binding, SmallArguments());
+  ASSERT_TRUE(Eventually([&] { return control.submits == 1; }));
+  EndExecutor(&tenant, SIGKILL, 1);
+  EndExecutor(&tenant, SIGTERM, 2);
+  control.hold = false;
+  tenant.Submit(2, binding, SmallArguments(0, 1024));
+  EXPECT_EQ(tenant.WaitCompletion()->status, SLICE_OK);
 }
 
 TEST_F(SupervisorTest, Edge_MissingExecutorIsAClearError) {

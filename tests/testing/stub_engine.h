@@ -133,6 +133,17 @@ class StubEngine final : public engine::Engine {
   }
   TimeNs NextWake() const override { return kNever; }
   uint64_t OverrunDevices(TimeNs) const override { return control_->overrun_devices; }
+  // Whose requests are held.
+  std::vector<engine::TenantUser> LaunchedTenants() const override {
+    std::vector<engine::TenantUser> launched;
+    for (const auto& [tenant, cookie] : held_) {
+      if (!tenants_.contains(tenant) ||
+          (!launched.empty() && launched.back().tenant.value == tenant))
+        continue;
+      launched.push_back({TenantId{tenant}, tenants_.at(tenant).uid});
+    }
+    return launched;
+  }
   const engine::Counters& counters() const override { return counters_; }
   std::string policy_name() const override { return policy_; }
   estimate::Saved SaveEstimates() const override { return saved_; }
