@@ -306,6 +306,8 @@ void Session::DrainLocked() {
     if (!broken_.ok()) return;
   }
   completions_->Publish();
+  // Slots that sliced left because completions were unread: it may sleep until it is told.
+  if (submits_->SlotsWait()) SignalDaemon();
 }
 
 void Session::CompleteLocked(const wire::CompletionSlot& slot) {

@@ -79,9 +79,14 @@ Status SubmitRing::Push(wire::SubmitSlot slot, std::span<const wire::Argument> a
   return Status::Ok();
 }
 
+bool SubmitRing::SlotsWait() const {
+  return Shared<uint64_t>(daemon_memory_, wire::kSubmitHeadOffset)
+             .load(std::memory_order_relaxed) != tail_;
+}
+
 bool SubmitRing::DaemonSleeps() const {
   // Pairs with the daemon's seq_cst store of daemon_sleeping: either we see it, or it sees our
-  // tail.
+  // tail, or the completion head that we stored.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return Shared<uint32_t>(daemon_memory_, wire::kDaemonSleepingOffset)
              .load(std::memory_order_relaxed) != 0;

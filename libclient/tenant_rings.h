@@ -26,7 +26,10 @@ class SubmitRing {
   // written on failure. Errors: kWouldBlock (no slot or no room for arguments now), kInvalid (the
   // arguments can never fit), kProtocol (the daemon's head is impossible).
   Status Push(wire::SubmitSlot slot, std::span<const wire::Argument> arguments);
-  // After Push: must the daemon be woken? Contains the seq_cst fence.
+  // Slots that the daemon has not taken.
+  [[nodiscard]] bool SlotsWait() const;
+  // After Push, and after completions were consumed while slots wait: must the daemon be woken?
+  // Contains the seq_cst fence.
   [[nodiscard]] bool DaemonSleeps() const;
 
  private:

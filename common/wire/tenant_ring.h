@@ -19,7 +19,9 @@
 //
 // Waking: the tenant stores its tail, issues a seq_cst fence, and writes the daemon's eventfd only
 // if daemon_sleeping is 1. The daemon sets daemon_sleeping (seq_cst), looks at every ring once
-// more, then sleeps. The daemon writes the tenant's eventfd after each batch of completions.
+// more, then sleeps. The daemon writes the tenant's eventfd after each batch of completions. It
+// takes no slot while kRingSlots completions are unread: a tenant that stores completion_head while
+// slots of its wait does the same as after storing its tail, or they may wait for a minute.
 //
 // Layout version: kTenantRingVersion, exchanged in Hello. Any change of a size, an offset or a
 // meaning bumps it.

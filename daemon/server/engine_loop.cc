@@ -17,8 +17,7 @@ namespace slice::server {
 namespace {
 
 constexpr int kReportsPerTurn = 1024;
-// A throttled tenant, a full command ring: nobody signals when that ends.
-constexpr DurationNs kRetryDelay = kMillisecond;
+constexpr DurationNs kRetryDelay = kMillisecond;  // a full command ring: nobody signals its end
 
 template <typename Item>
 std::vector<std::string> Names(const std::vector<Item>& items) {
@@ -125,7 +124,9 @@ bool EngineLoop::Turn() {
   FlushCommands();
   for (const uint32_t id : to_publish_) {
     const auto found = tenants_.find(id);
-    if (found != tenants_.end()) found->second->ring->PublishCompleted();
+    if (found == tenants_.end()) continue;
+    Tenant* tenant = found->second.get();
+    if (tenant->ring->PublishCompleted()) tenant->throttle.delay = 0;  // likely to be read soon
   }
   to_publish_.clear();
   RunWatches();
@@ -138,8 +139,7 @@ void EngineLoop::Sleep() {
   for (auto& [id, tenant] : tenants_) tenant->ring->SetSleeping(true);
   bool ready = reports_ != nullptr && !reports_->PrepareSleep();
   for (auto& [id, tenant] : tenants_) {
-    ready =
-        ready || (!tenant->broken && !tenant->ring->throttled() && tenant->ring->HasSubmissions());
+    ready = ready || (!tenant->broken && tenant->ring->HasSubmissions());
   }
   if (!ready) {
     ArmTimer(NextWake());
@@ -154,10 +154,10 @@ void EngineLoop::Sleep() {
 TimeNs EngineLoop::NextWake() const {
   TimeNs wake = engine_->NextWake();
   const TimeNs now = MonotonicNow();
-  bool retry = !overflow_.empty();
-  for (const auto& [id, tenant] : tenants_)
-    retry = retry || (tenant->ring->throttled() && !tenant->broken);
-  if (retry) wake = std::min(wake, now + kRetryDelay);
+  if (!overflow_.empty()) wake = std::min(wake, now + kRetryDelay);
+  for (const auto& [id, tenant] : tenants_) {
+    if (!tenant->broken) wake = std::min(wake, tenant->throttle.look_at);
+  }
   wake = std::min(wake, wake_latency_.NextLook());
   return executor_ == nullptr ? wake : std::min(wake, executor_watch_.NextLook(now));
 }

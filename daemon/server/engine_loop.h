@@ -131,9 +131,16 @@ class EngineLoop final : private engine::Sink {
     BindingId binding;  // 0: a tensor command
     std::vector<wire::ArenaRange> outputs;
   };
+  // When a throttled ring is looked at again without a signal: sooner first, then more and more
+  // seldom, so that a tenant that never reads its completions does not keep the daemon awake.
+  struct Throttle {
+    TimeNs look_at = kNever;
+    DurationNs delay = 0;  // before that look; 0: start afresh
+  };
   struct Tenant {
     engine::TenantConfig config;
     std::unique_ptr<TenantRing> ring;
+    Throttle throttle;
     std::unordered_map<uint64_t, RingBinding> bindings;
     std::unordered_map<uint64_t, RingTensor> tensors;
     std::unordered_map<uint64_t, LiveSubmit> live;  // by cookie
@@ -160,6 +167,7 @@ class EngineLoop final : private engine::Sink {
 
   // Hot path (engine_submit.cc).
   bool DrainSubmissions(Tenant* tenant);
+  void NoteThrottle(Tenant* tenant, bool worked);
   void HandleSlot(Tenant* tenant, const TenantRing::Submission& submission);
   void WakeAhead(const Tenant& tenant);
   Status HandleGraph(Tenant* tenant, const TenantRing::Submission& submission);

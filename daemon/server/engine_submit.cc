@@ -14,6 +14,8 @@ constexpr int kSlotsPerTurn = 32;  // per tenant: one cannot starve the others
 constexpr size_t kTextsMax = 64;   // per tenant
 constexpr size_t kTextBytesMax = 4096;
 constexpr uint64_t kSlotAlignment = 64;
+constexpr DurationNs kThrottleLookMin = kMillisecond;
+constexpr DurationNs kThrottleLookMax = 60 * kSecond;
 
 unsigned long long Ull(uint64_t value) { return value; }
 
@@ -160,7 +162,19 @@ bool EngineLoop::DrainSubmissions(Tenant* tenant) {
     HandleSlot(tenant, submission_);
   }
   if (taken != 0) tenant->ring->PublishTaken();
+  NoteThrottle(tenant, taken != 0);
   return taken != 0;
+}
+
+void EngineLoop::NoteThrottle(Tenant* tenant, bool worked) {
+  Throttle& throttle = tenant->throttle;
+  if (worked) throttle.delay = 0;
+  if (!tenant->ring->throttled()) {
+    throttle.look_at = kNever;
+  } else if (throttle.delay == 0 || now_ >= throttle.look_at) {
+    throttle.delay = std::clamp(2 * throttle.delay, kThrottleLookMin, kThrottleLookMax);
+    throttle.look_at = now_ + throttle.delay;
+  }
 }
 
 void EngineLoop::HandleSlot(Tenant* tenant, const TenantRing::Submission& submission) {

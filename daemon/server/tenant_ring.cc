@@ -63,8 +63,11 @@ Status TenantRing::ReadCompletionHead() {
 }
 
 bool TenantRing::HasSubmissions() const {
-  return Shared<uint64_t>(tenant_, wire::kSubmitTailOffset).load(std::memory_order_acquire) !=
-         taken_;
+  const uint64_t tail =
+      Shared<uint64_t>(tenant_, wire::kSubmitTailOffset).load(std::memory_order_acquire);
+  const uint64_t head =
+      Shared<uint64_t>(tenant_, wire::kCompletionHeadOffset).load(std::memory_order_acquire);
+  return tail != taken_ && (!throttled_ || head != consumed_);
 }
 
 Result<bool> TenantRing::Take(Submission* submission) {
@@ -121,8 +124,8 @@ void TenantRing::Complete(const wire::CompletionSlot& completion) {
   ++completed_;
 }
 
-void TenantRing::PublishCompleted() {
-  if (published_completed_ == completed_) return;
+bool TenantRing::PublishCompleted() {
+  if (published_completed_ == completed_) return false;
   published_completed_ = completed_;
   Shared<uint64_t>(daemon_, wire::kCompletionTailOffset)
       .store(completed_, std::memory_order_release);
@@ -130,11 +133,12 @@ void TenantRing::PublishCompleted() {
   // was published now.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   int unread = 0;
-  if (::ioctl(completion_socket_.get(), SIOCOUTQ, &unread) == 0 && unread > 0) return;
+  if (::ioctl(completion_socket_.get(), SIOCOUTQ, &unread) == 0 && unread > 0) return true;
   const uint64_t one = 1;
   // Fails only when the tenant is gone.
   [[maybe_unused]] const ssize_t sent =
       ::send(completion_socket_.get(), &one, sizeof one, MSG_DONTWAIT | MSG_NOSIGNAL);
+  return true;
 }
 
 void TenantRing::SetSleeping(bool sleeping) {

@@ -45,9 +45,10 @@ class TenantRing {
   };
   // False: nothing there, or throttled(). kProtocol: the indices are impossible, end the session.
   Result<bool> Take(Submission* submission);
-  // Slots wait but as many completions as the ring holds are unread: look again later, nobody will
-  // signal.
+  // Slots wait but as many completions as the ring holds are unread. A tenant signals when it has
+  // read some and sees that slots wait; one that does not must be looked at again.
   bool throttled() const { return throttled_; }
+  // Take may give a slot, or an error: something is there, and if throttled, completions were read.
   bool HasSubmissions() const;
   // After a batch of Take: the slots and arguments are the tenant's again.
   void PublishTaken();
@@ -55,8 +56,8 @@ class TenantRing {
   // Each taken slot that gets a completion: promise it first, then Complete exactly once.
   void Promise() { ++promised_; }
   void Complete(const wire::CompletionSlot& completion);
-  // After a batch of Complete: publishes and wakes the tenant if something is new.
-  void PublishCompleted();
+  // After a batch of Complete: publishes and wakes the tenant if something is new; true if it was.
+  bool PublishCompleted();
 
   void SetSleeping(bool sleeping);
   const Fd& submit_event() const { return submit_event_; }

@@ -62,17 +62,21 @@ class TenantRingsTest : public ::testing::Test {
 };
 
 TEST_F(TenantRingsTest, Happy_SlotAndArgumentsArriveAsWritten) {
+  EXPECT_FALSE(submit_.SlotsWait());
   ASSERT_TRUE(Push(5, 3).ok());
+  EXPECT_TRUE(submit_.SlotsWait());
   EXPECT_EQ(Tail(), 1u);
   EXPECT_EQ(Slot(0).cookie, 5u);
   EXPECT_EQ(Slot(0).args_bytes, 3 * sizeof(Argument));
   TakeAndCheck(0);
+  EXPECT_FALSE(submit_.SlotsWait());
 }
 
 TEST_F(TenantRingsTest, Edge_FullRingWouldBlockUntilTheDaemonTakes) {
   for (uint64_t i = 0; i < kRingSlots; ++i) ASSERT_TRUE(Push(i).ok());
   EXPECT_EQ(Push(999).code(), StatusCode::kWouldBlock);
   EXPECT_EQ(Tail(), kRingSlots);
+  EXPECT_TRUE(submit_.SlotsWait());
   SetHead(1);
   EXPECT_TRUE(Push(1000).ok());
   EXPECT_EQ(Push(1001).code(), StatusCode::kWouldBlock);

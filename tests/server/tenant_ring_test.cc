@@ -108,7 +108,9 @@ TEST_F(TenantRingTest, Edge_NoSlotIsTakenWhoseCompletionMightNotFit) {
   SetTail(wire::kRingSlots + 1);
   EXPECT_FALSE(*ring->Take(&submission));
   EXPECT_TRUE(ring->throttled());
+  EXPECT_FALSE(ring->HasSubmissions()) << "none that can be taken";
   SetConsumed(1);
+  EXPECT_TRUE(ring->HasSubmissions());
   EXPECT_TRUE(*ring->Take(&submission));
   EXPECT_FALSE(ring->throttled());
 }
