@@ -15,23 +15,28 @@ struct SavedShape {
   double ns = 0;
   double deviation = 0;  // mean absolute, ns
   uint32_t samples = 0;
+  friend bool operator==(const SavedShape&, const SavedShape&) = default;
 };
 struct SavedSignature {
   uint64_t signature = 0;
   uint8_t device_kind = 0;
   std::vector<SavedShape> shapes;
+  friend bool operator==(const SavedSignature&, const SavedSignature&) = default;
 };
 struct SavedLink {
   DomainIndex source = 0, destination = 0;
   struct Point {
     int64_t bytes = 0;
     double ns = 0;
+    friend bool operator==(const Point&, const Point&) = default;
   };
   std::vector<Point> points;
+  friend bool operator==(const SavedLink&, const SavedLink&) = default;
 };
 struct Saved {
   std::vector<SavedSignature> signatures;
   std::vector<SavedLink> links;
+  friend bool operator==(const Saved&, const Saved&) = default;
 };
 
 }  // namespace slice::estimate

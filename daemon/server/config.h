@@ -65,8 +65,9 @@ struct ServerConfig {
   DurationNs hang_limit =
       120 * kSecond;  // an op that runs longer: the executor is restarted; 0 = never
   // Not in the file:
-  DurationNs executor_silence = 2 * kSecond;  // longer: it is shown as not responding
-  DurationNs hello_timeout = 5 * kSecond;     // a connection that does not say Hello is ended
+  DurationNs executor_silence = 2 * kSecond;      // longer: it is shown as not responding
+  DurationNs hello_timeout = 5 * kSecond;         // a connection that does not say Hello is ended
+  DurationNs estimates_interval = 300 * kSecond;  // between two savings, if something was learned
   std::vector<DeviceSpec> devices;
   engine::Config engine;  // devices and domains too
   TenantPolicy tenant_defaults;

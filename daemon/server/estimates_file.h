@@ -1,5 +1,5 @@
 // Learned durations on disk, between runs of the daemon: JSON, by names of device kinds and memory
-// domains. Read at start, written at stop; see docs/estimation.md.
+// domains. Read at start, written every few minutes and at stop; see docs/estimation.md.
 //
 // Threads: the server's. Blocks: for the file.
 #pragma once

@@ -81,6 +81,7 @@ Status Server::Open(Parts parts) {
                                                    parts.engine_factory, options, events));
   if (!config_.estimates_file.empty()) {
     loop_->engine().LoadEstimates(LoadEstimates(config_.estimates_file, config_.engine.domains));
+    keep_estimates_at_ = started_ + config_.estimates_interval;
   }
   supervisor_ = std::make_unique<Supervisor>(
       config_, std::move(parts.launcher), loop_.get(), &poller_,
@@ -145,12 +146,13 @@ void Server::RequestStop() {
 
 void Server::Run() {
   while (!stopping_) {
-    TimeNs wake = supervisor_->NextWake();
+    TimeNs wake = std::min(supervisor_->NextWake(), keep_estimates_at_);
     if (!hello_deadlines_.empty())
       wake = std::min(wake, std::max(hello_deadlines_.begin()->first, hello_grace_until_));
     poller_.Wait(wake == kNever ? -1 : std::max<DurationNs>(0, wake - MonotonicNow()));
     const TimeNs now = MonotonicNow();
     supervisor_->OnTimer(now);
+    if (now >= keep_estimates_at_) KeepEstimates();
     EndSilentConnections(now);
     EndSessions();
   }
@@ -174,6 +176,7 @@ void Server::Drain() {
     SLICE_LOG_WARN("server", "%u sessions had ops that did not end within %lld s",
                    services_->tenants_leaving, static_cast<long long>(kDrainLimit / kSecond));
   }
+  kept_estimates_.reset();  // somebody may have moved the file since
   KeepEstimates();
   loop_->Stop();
   supervisor_.reset();  // and the executor with it
@@ -182,10 +185,16 @@ void Server::Drain() {
 
 void Server::KeepEstimates() {
   if (config_.estimates_file.empty()) return;
+  keep_estimates_at_ = MonotonicNow() + config_.estimates_interval;
   estimate::Saved saved;
   loop_->Call([&] { saved = loop_->engine().SaveEstimates(); });
+  if (saved == kept_estimates_) return;
   const Status status = SaveEstimates(config_.estimates_file, saved, config_.engine.domains);
-  if (!status.ok()) SLICE_LOG_WARN("server", "estimates are lost: %s", status.text().c_str());
+  if (status.ok()) {
+    kept_estimates_ = std::move(saved);
+  } else {
+    SLICE_LOG_WARN("server", "estimates are not kept: %s", status.text().c_str());
+  }
 }
 
 void Server::AcceptSome() {

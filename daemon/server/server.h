@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -59,6 +60,7 @@ class Server {
   bool WaitForExecutor(const Fd& fd, DurationNs timeout);
   void EndSessions();
   void Drain();
+  // Writes what was learned since the last time, if anything was.
   void KeepEstimates();
   std::string StatusJson();
   std::string DevicesJson();
@@ -78,6 +80,8 @@ class Server {
   std::unordered_map<uid_t, uint32_t> connections_;
   std::set<std::pair<TimeNs, uint32_t>> hello_deadlines_;  // may be out of date: ask the session
   uint32_t next_session_ = 1;
+  std::optional<estimate::Saved> kept_estimates_;  // as last written
+  TimeNs keep_estimates_at_ = kNever;
   TimeNs started_ = 0;
   TimeNs hello_grace_until_ = 0;  // this thread was waiting: who spoke then is not silent
   bool stopping_ = false;

@@ -165,6 +165,29 @@ TEST_F(EstimatesServerTest, Happy_ADaemonGoesOnWhereTheLastOneStopped) {
       << "loaded at start, saved at stop";
 }
 
+TEST_F(EstimatesServerTest, Happy_WhatWasLearnedIsWrittenNowAndThen) {
+  config.estimates_file = folder.File("estimates.json");
+  config.estimates_interval = 5 * kMillisecond;
+  Start();
+  const auto expected = [&](uint64_t signatures) {
+    estimate::Saved saved;
+    for (uint64_t i = 1; i <= signatures; ++i)
+      saved.signatures.push_back({i, 0, {{1, 1, 1, 1000.0, 0.0, 1}}});
+    return FormatEstimates(saved, config.engine.domains);
+  };
+  EXPECT_TRUE(Eventually([&] { return ReadFile(config.estimates_file) == expected(0); }));
+  control.signatures_learned = 2;
+  EXPECT_TRUE(Eventually([&] { return ReadFile(config.estimates_file) == expected(2); }));
+  // Nothing new is learned: the file is left alone...
+  std::ofstream(config.estimates_file) << "somebody's";
+  const uint64_t asked = control.estimates_asked;
+  ASSERT_TRUE(Eventually([&] { return control.estimates_asked >= asked + 5; }));
+  EXPECT_EQ(ReadFile(config.estimates_file), "somebody's");
+  // ...until it stops.
+  Stop();
+  EXPECT_EQ(ReadFile(config.estimates_file), expected(2));
+}
+
 TEST_F(EstimatesServerTest, Edge_ACorruptFileDoesNotKeepTheDaemonFromStarting) {
   config.estimates_file = folder.File("estimates.json");
   std::ofstream(config.estimates_file) << "garbage";

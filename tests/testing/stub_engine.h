@@ -28,6 +28,8 @@ class StubEngine final : public engine::Engine {
     std::atomic<int64_t> last_deadline{0};
     std::atomic<int> last_class{-1};
     std::atomic<uint64_t> overrun_devices{0};
+    // Further signatures in SaveEstimates, as if they were learned; and how often it was asked.
+    std::atomic<uint64_t> signatures_learned{0}, estimates_asked{0};
   };
 
   StubEngine(Control* control, engine::Sink* sink) : control_(control), sink_(sink) {}
@@ -146,7 +148,13 @@ class StubEngine final : public engine::Engine {
   }
   const engine::Counters& counters() const override { return counters_; }
   std::string policy_name() const override { return policy_; }
-  estimate::Saved SaveEstimates() const override { return saved_; }
+  estimate::Saved SaveEstimates() const override {
+    estimate::Saved saved = saved_;
+    for (uint64_t i = 1; i <= control_->signatures_learned; ++i)
+      saved.signatures.push_back({i, 0, {{1, 1, 1, 1000.0, 0.0, 1}}});
+    ++control_->estimates_asked;
+    return saved;
+  }
   size_t LoadEstimates(const estimate::Saved& saved) override {
     saved_ = saved;
     return saved.signatures.size() + saved.links.size();
