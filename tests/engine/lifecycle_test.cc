@@ -165,7 +165,7 @@ TEST(EngineLaunched, Happy_names_each_tenant_once_the_latest_start_first) {
   const TenantId second = sim.AddTenant(ServiceClass::kOnline, 1);
   const auto graph = Llama(4, 2 * kMillisecond, 4096, 4096);
   const Simulation::Service of_first = sim.AddService(first, graph);
-  const Simulation::Service of_second = sim.AddService(second, graph);
+  const Simulation::Service of_second = sim.AddService(second, graph, 1);
   std::vector<engine::TenantUser> one, two;
   sim.Submit(of_first);
   sim.At(sim.now() + kMillisecond, [&] {
