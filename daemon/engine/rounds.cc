@@ -209,15 +209,15 @@ bool EngineImpl::Round(TimeNs now) {
     }
     const sched::Decision decision =
         policy_->Decide(snapshot_, batch_snapshot_, instance->tenant->config.home);
-    LogDecision(*instance, batch_, decision, now);
+    const size_t count =
+        decision.op_count == 0 ? batch_.size() : std::min<size_t>(decision.op_count, batch_.size());
+    LogDecision(*instance, {batch_.data(), count}, decision, now);
     if (on_decision_) on_decision_(*instance, decision);
     if (!decision.placed) {
       --deferrals_left_;
       Defer(instance, decision.retry_at, now, "policy");
       continue;
     }
-    const size_t count =
-        decision.op_count == 0 ? batch_.size() : std::min<size_t>(decision.op_count, batch_.size());
     SLICE_CHECK(decision.device < devices_.size(), "policy chose a device that does not exist");
     Commit(instance, {batch_.data(), count}, decision.device);
     return true;
@@ -236,6 +236,7 @@ std::optional<sched::Decision> EngineImpl::OnlyChoice(const Instance& instance, 
     return std::nullopt;
   sched::Decision decision;
   decision.placed = true;
+  decision.basis = gmg::DecisionBasis::kOneDevice;
   decision.device = static_cast<DeviceIndex>(std::countr_zero(devices));
   decision.op_count = static_cast<uint32_t>(batch_.size());
   decision.predicted_finish = now + Backlog(devices_[decision.device], QueueClass(instance));
@@ -294,6 +295,13 @@ void EngineImpl::LogDecision(const Instance& instance, std::span<const uint32_t>
   const uint64_t number = header.decision_count;
   auto* const record = gmg_.At<gmg::DecisionRecord>(
       gmg::kDecisions, static_cast<uint32_t>(number % gmg_.count(gmg::kDecisions)));
+  // As many as a record holds; the chosen one is always among them.
+  const std::vector<sched::CandidateScore>& candidates = decision.candidates;
+  const size_t count = std::min(candidates.size(), gmg::kDecisionCandidatesMax);
+  size_t last = count - 1;
+  for (size_t i = count; i < candidates.size(); ++i) {
+    if (decision.Chose(candidates[i])) last = i;
+  }
   gmg::Gmg::UpdateRecord(record, [&] {
     record->tenant = instance.tenant->config.id.value;
     record->number = number + 1;
@@ -301,25 +309,26 @@ void EngineImpl::LogDecision(const Instance& instance, std::span<const uint32_t>
     record->instance = instance.id.value;
     record->op = batch[0];
     record->op_count = static_cast<uint32_t>(batch.size());
+    record->basis = decision.basis;
     record->device = decision.placed ? decision.device : kNoDevice;
     record->service_class = static_cast<uint8_t>(instance.service_class);
     record->retry_at_ns = decision.retry_at;
-    const size_t count = std::min(decision.candidates.size(), gmg::kDecisionCandidatesMax);
-    record->candidate_count = static_cast<uint16_t>(count);
+    record->candidate_count = static_cast<uint16_t>(candidates.size());
     const auto narrow = [](int64_t n) {
       return static_cast<int32_t>(std::clamp<int64_t>(n, INT32_MIN, INT32_MAX));
     };
     for (size_t i = 0; i < count; ++i) {
-      const sched::CandidateScore& score = decision.candidates[i];
+      const sched::CandidateScore& score = candidates[i + 1 == count ? last : i];
       gmg::DecisionCandidate& out = record->candidates[i];
       out.defer = uint8_t{score.defer};
       out.device = score.device;
       out.feasible = uint8_t{score.feasible};
-      out.chosen = uint8_t{score.defer ? !decision.placed
-                                       : decision.placed && score.device == decision.device};
+      out.chosen = uint8_t{decision.Chose(score)};
+      out.beaten = uint8_t{score.beaten};
       out.lateness_bucket = narrow(score.lateness_bucket);
       out.online_added_bucket = narrow(score.online_added_bucket);
       out.batch_finish_bucket = narrow(score.batch_finish_bucket);
+      out.queued_bucket = narrow(score.balance);
       out.bytes_moved = score.bytes_moved;
       out.batch_finish_ns = score.batch_finish;
     }

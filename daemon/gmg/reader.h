@@ -103,16 +103,29 @@ struct TransferView {
 };
 struct CandidateView {
   bool defer = false, feasible = false, chosen = false;
+  bool beaten = false;  // not simulated to its end: the figures are the least that they would be
   uint32_t device = 0;
-  int64_t lateness_bucket = 0, online_added_bucket = 0, batch_finish_bucket = 0, bytes_moved = 0,
-          batch_finish_ns = 0;
+  int64_t lateness_ms = 0;           // of online sequences, summed
+  int64_t online_added_percent = 0;  // online work ends later than with the best candidate, by this
+  int64_t finish_added_percent = 0;  // so does the batch
+  int64_t bytes_moved = 0, queued_ms = 0;
+  int64_t finish_ns = 0;  // of the batch; kNever: not known
 };
 struct DecisionView {
   uint64_t number = 0, instance = 0;
   uint32_t tenant = 0, op = 0, op_count = 0, device = 0;  // 255: deferred
   bool online = false;
+  DecisionBasis basis = DecisionBasis::kLevels;  // which figures of the candidates mean anything
   int64_t time_ns = 0, retry_at_ns = 0;
+  uint32_t candidates_left_out = 0;  // records hold kDecisionCandidatesMax
   std::vector<CandidateView> candidates;
+
+  bool deferred() const { return device == kNoDevice; }
+  // Figures that the basis gives.
+  bool has_levels() const { return basis == DecisionBasis::kLevels; }
+  bool has_feasible() const { return has_levels() || basis == DecisionBasis::kFinish; }
+  bool has_queue() const { return has_levels() || basis == DecisionBasis::kQueue; }
+  bool has_bytes_moved() const { return has_feasible() || has_queue(); }
 };
 
 std::string_view OpStateName(OpState state);               // "unscheduled"
@@ -120,6 +133,8 @@ std::string_view InstanceStateName(InstanceState state);   // "queued"
 std::string_view TransferStateName(TransferState state);   // "watching"
 std::string_view AccessKindName(AccessKind kind);          // "instance"
 std::string_view AccessName(const QueueEntryView& entry);  // "read", "write", "reset", "move"
+std::string_view DecisionBasisName(DecisionBasis basis);   // "levels"
+std::string ContentHashText(uint64_t content_hash);  // 16 hex digits, as `slicectl whatif` takes
 
 class Reader {
  public:

@@ -84,8 +84,10 @@ template <size_t kBytes>
 class Text {
  public:
   static_assert(kBytes % 8 == 0);
+  // What does not fit is cut off, never inside a UTF-8 character.
   void Set(std::string_view text) {
-    const size_t length = text.size() < kBytes - 1 ? text.size() : kBytes - 1;
+    size_t length = text.size() < kBytes - 1 ? text.size() : kBytes - 1;
+    while (length > 0 && length < text.size() && (text[length] & 0xc0) == 0x80) --length;
     for (size_t word = 0; word < kBytes / 8; ++word) {
       uint64_t bits = 0;
       const size_t begin = word * 8;
@@ -337,12 +339,23 @@ struct TransferRecord {
   Shared<int64_t> requested_ns;
   Shared<int64_t> admitted_ns;
 };
+// What a decision was made by.
+enum class DecisionBasis : uint8_t {
+  kLevels,     // simulated outcomes, level by level (`slice`, `online-only`)
+  kFinish,     // the batch's simulated finish (`priority`)
+  kQueue,      // queued work; only the chosen device is simulated (`fifo`)
+  kOneDevice,  // nothing: one device could run it, nothing was compared
+};
 inline constexpr size_t kDecisionCandidatesMax = 6;
 struct DecisionCandidate {
   Shared<uint8_t> defer, device, feasible, chosen;
+  Shared<uint8_t> beaten;  // not simulated to its end: the figures are the least that they would be
+  Shared<uint8_t> reserved8;
+  Shared<uint16_t> reserved16;
   Shared<int32_t> lateness_bucket;
   Shared<int32_t> online_added_bucket;
   Shared<int32_t> batch_finish_bucket;
+  Shared<int32_t> queued_bucket;
   Shared<int64_t> bytes_moved;
   Shared<int64_t> batch_finish_ns;
 };
@@ -356,8 +369,10 @@ struct DecisionRecord {
   Shared<uint32_t> op_count;
   Shared<uint8_t> device;  // 0xff: deferred
   Shared<uint8_t> service_class;
-  Shared<uint16_t> candidate_count;
-  Shared<uint32_t> reserved;
+  Shared<uint16_t> candidate_count;  // of the decision; the first ones, and the chosen, are kept
+  Shared<DecisionBasis> basis;
+  Shared<uint8_t> reserved8;
+  Shared<uint16_t> reserved16;
   Shared<int64_t> retry_at_ns;
   DecisionCandidate candidates[kDecisionCandidatesMax];
 };
@@ -426,7 +441,10 @@ inline constexpr LayoutField kLayoutFields[] = {
     SLICE_GMG_FIELD(TransferRecord, state),
     SLICE_GMG_FIELD(TransferRecord, admitted_ns),
     SLICE_GMG_RECORD(DecisionCandidate),
+    SLICE_GMG_FIELD(DecisionCandidate, beaten),
+    SLICE_GMG_FIELD(DecisionCandidate, queued_bucket),
     SLICE_GMG_RECORD(DecisionRecord),
+    SLICE_GMG_FIELD(DecisionRecord, basis),
     SLICE_GMG_FIELD(DecisionRecord, candidates),
 };
 #undef SLICE_GMG_FIELD

@@ -29,6 +29,7 @@ Decision FifoPolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim::
   }
   decision.placed = true;
   decision.device = std::get<3>(best);
+  decision.basis = gmg::DecisionBasis::kQueue;
   decision.op_count = allowed.op_count;
   simulator_->Prepare(snapshot, batch, sim::Rules{RespectsSlices(), ClassesOrderQueues()});
   candidates_.assign(1, {decision.device, 0});
@@ -66,6 +67,7 @@ Decision PriorityPolicy::Decide(const sim::Snapshot& snapshot, std::span<const s
   }
   decision.placed = true;
   decision.device = std::get<3>(best);
+  decision.basis = gmg::DecisionBasis::kFinish;
   decision.predicted_finish = std::get<1>(best);
   decision.op_count = allowed.op_count;
   return decision;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "daemon/gmg/segment.h"
 #include "daemon/sim/simulator.h"
 #include "daemon/sim/snapshot.h"
 
@@ -57,7 +58,12 @@ struct Decision {
   uint32_t op_count = 0;             // the whole batch, unless no single device may run all of it
   TimeNs retry_at = kNever;          // deferred: when to look again (an event may come first)
   TimeNs predicted_finish = kNever;  // of the batch
+  gmg::DecisionBasis basis = gmg::DecisionBasis::kLevels;
   std::vector<CandidateScore> candidates;
+
+  bool Chose(const CandidateScore& score) const {
+    return score.defer ? !placed : placed && score.device == device;
+  }
 };
 
 class Policy {

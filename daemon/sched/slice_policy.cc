@@ -67,6 +67,8 @@ Decision SlicePolicy::Decide(const sim::Snapshot& snapshot, std::span<const sim:
   decision.retry_at = best.retry_at;
   decision.predicted_finish = best.score.batch_finish;
   decision.op_count = allowed.op_count;
+  decision.basis =
+      outcomes_.size() > 1 ? gmg::DecisionBasis::kLevels : gmg::DecisionBasis::kOneDevice;
   decision.candidates.reserve(outcomes_.size());
   for (const Outcome& outcome : outcomes_) decision.candidates.push_back(outcome.score);
   return decision;

@@ -361,6 +361,80 @@ TEST(EngineGmg, Happy_reader_sees_a_running_graph_with_names_and_decisions) {
   EXPECT_NE(reader->DecisionsJson(5).find("\"candidates\""), std::string::npos);
 }
 
+// What the decisions of a simulation's engine were made by, the newest first.
+std::vector<gmg::DecisionView> DecisionsOf(Simulation* sim) {
+  const Result<gmg::Reader> reader = gmg::Reader::Open(sim->gmg_memory());
+  SLICE_CHECK(reader.ok(), reader.status().ToString().c_str());
+  return reader->Decisions(1000);
+}
+
+TEST(EngineGmg, Happy_a_batch_with_one_device_is_recorded_as_such) {
+  Simulation sim(MakeConfig(2));
+  const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
+  sim.Submit(sim.AddService(tenant, Chain(2, kMillisecond, 256)));
+  ASSERT_TRUE(sim.RunAll(kSecond));
+  const std::vector<gmg::DecisionView> decisions = DecisionsOf(&sim);
+  ASSERT_FALSE(decisions.empty());
+  for (const gmg::DecisionView& decision : decisions) {
+    EXPECT_EQ(decision.basis, gmg::DecisionBasis::kOneDevice);
+    ASSERT_EQ(decision.candidates.size(), 1u);
+    EXPECT_TRUE(decision.candidates[0].chosen);
+    EXPECT_FALSE(decision.candidates[0].beaten);
+  }
+}
+
+TEST(EngineGmg, Happy_a_candidate_that_was_beaten_is_recorded_as_such) {
+  Simulation sim(MakeConfig(2));
+  const TenantId other = sim.AddTenant(ServiceClass::kOnline, 1);
+  const Simulation::Service busy = sim.AddService(other, Chain(1, 50 * kMillisecond, 256), 1);
+  const TenantId tenant = sim.AddTenant(ServiceClass::kOnline, 0);
+  const Simulation::Service service =
+      sim.AddService(tenant, Chain(1, kMillisecond, 256), 0, {0, 1});
+  sim.Submit(busy);
+  sim.Submit(service);
+  ASSERT_TRUE(sim.RunAll(kSecond));  // durations are known from here on
+  sim.Submit(busy);
+  sim.RunUntil(sim.now() + 2 * kMillisecond);
+  sim.Submit(service);
+  ASSERT_TRUE(sim.RunAll(2 * kSecond));
+  const gmg::DecisionView decision = DecisionsOf(&sim).at(0);
+  EXPECT_EQ(decision.basis, gmg::DecisionBasis::kLevels);
+  EXPECT_EQ(decision.device, 0u);
+  ASSERT_EQ(decision.candidates.size(), 2u);
+  EXPECT_TRUE(decision.candidates[0].chosen);
+  EXPECT_FALSE(decision.candidates[0].beaten);
+  EXPECT_EQ(decision.candidates[1].device, 1u);
+  EXPECT_TRUE(decision.candidates[1].beaten);
+}
+
+TEST(EngineGmg, Edge_of_more_candidates_than_a_record_holds_the_chosen_one_is_kept) {
+  const size_t devices = gmg::kDecisionCandidatesMax + 2;
+  engine::Config config = MakeConfig(devices);
+  config.policy = "fifo";
+  Simulation sim(config);
+  const TenantId tenant = sim.AddTenant(ServiceClass::kOnline);
+  std::vector<DomainIndex> everywhere;
+  for (size_t d = 0; d < devices; ++d) everywhere.push_back(static_cast<DomainIndex>(d));
+  const Simulation::Service service =
+      sim.AddService(tenant, Chain(1, 10 * kMillisecond, 256), 0, everywhere);
+  for (size_t d = 0; d < devices; ++d) sim.Submit(service);
+  ASSERT_TRUE(sim.RunAll(kSecond));
+  bool beyond = false;
+  for (const gmg::DecisionView& decision : DecisionsOf(&sim)) {
+    EXPECT_EQ(decision.basis, gmg::DecisionBasis::kQueue);
+    EXPECT_EQ(decision.candidates.size(), gmg::kDecisionCandidatesMax);
+    EXPECT_EQ(decision.candidates_left_out, 2u);
+    size_t chosen = 0;
+    for (const gmg::CandidateView& candidate : decision.candidates) {
+      chosen += candidate.chosen;
+      if (candidate.chosen) EXPECT_EQ(candidate.device, decision.device);
+    }
+    EXPECT_EQ(chosen, 1u);
+    beyond |= decision.device >= gmg::kDecisionCandidatesMax;
+  }
+  EXPECT_TRUE(beyond);
+}
+
 // Two tenants, a diamond over two devices, a decode with a gap: the whole schedule as text.
 // SLICE_UPDATE_GOLDENS=1 rewrites it.
 TEST(EngineGolden, Happy_timeline_of_a_mixed_load) {

@@ -207,6 +207,60 @@ TEST(GmgReader, Happy_the_head_of_an_access_queue_says_who_waits_for_whom) {
       << reader->GraphsJson(false);
 }
 
+TEST(GmgReader, Happy_a_decision_says_what_it_was_made_by_and_who_was_beaten) {
+  Segment segment;
+  auto* const record = segment.gmg->At<DecisionRecord>(kDecisions, 0);
+  Gmg::UpdateRecord(record, [&] {
+    record->number = uint64_t{1};
+    record->candidate_count = uint16_t{8};
+    record->basis = DecisionBasis::kLevels;
+    record->candidates[0].chosen = uint8_t{1};
+    record->candidates[0].batch_finish_ns = int64_t{500};
+    record->candidates[1].device = uint8_t{1};
+    record->candidates[1].beaten = uint8_t{1};
+    record->candidates[1].queued_bucket = int32_t{7};
+    record->candidates[1].batch_finish_ns = kNever;
+  });
+  segment.gmg->header().decision_count = uint64_t{1};
+  auto* const device = segment.gmg->At<DeviceRecord>(kDevices, 1);
+  Gmg::UpdateRecord(device, [&] { device->name.Set("gpu1"); });
+  const Reader reader = *Reader::Open(segment.span);
+  std::vector<DecisionView> decisions = reader.Decisions(10);
+  ASSERT_EQ(decisions.size(), 1u);
+  ASSERT_EQ(decisions[0].candidates.size(), kDecisionCandidatesMax);
+  EXPECT_EQ(decisions[0].candidates_left_out, 8 - kDecisionCandidatesMax);
+  EXPECT_FALSE(decisions[0].candidates[0].beaten);
+  EXPECT_TRUE(decisions[0].candidates[1].beaten);
+  EXPECT_EQ(decisions[0].candidates[1].queued_ms, 7);
+  const std::string levels = reader.DecisionsJson(10);
+  for (const char* const part :
+       {"\"by\":\"levels\"", "\"device\":1,\"device_name\":\"gpu1\",\"beaten\":true",
+        "\"queued_ms\":7", "\"lateness_ms\":0", "\"finish_ns\":500"})
+    EXPECT_NE(levels.find(part), std::string::npos) << part << " in " << levels;
+  EXPECT_EQ(levels.find(std::to_string(kNever)), std::string::npos) << levels;
+  // What was not simulated has no figures.
+  Gmg::UpdateRecord(record, [&] { record->basis = DecisionBasis::kOneDevice; });
+  const std::string one = reader.DecisionsJson(10);
+  EXPECT_NE(one.find("\"by\":\"one device\""), std::string::npos) << one;
+  for (const char* const key : {"lateness_ms", "feasible", "queued_ms", "bytes_moved"})
+    EXPECT_EQ(one.find(key), std::string::npos) << one;
+  Gmg::UpdateRecord(record, [&] { record->basis = static_cast<DecisionBasis>(77); });
+  EXPECT_NE(reader.DecisionsJson(10).find("\"by\":\"unknown\""), std::string::npos);
+}
+
+// A name that a tenant chose must not make the segment's JSON invalid.
+TEST(GmgReader, Malicious_a_long_name_is_not_cut_inside_a_character) {
+  Text<16> text;
+  text.Set("0123456789abcd\xe6\xa8\xa1");
+  EXPECT_EQ(text.Get(), "0123456789abcd");
+  text.Set("0123456789ab\xe6\xa8\xa1");
+  EXPECT_EQ(text.Get(), "0123456789ab\xe6\xa8\xa1");
+  text.Set("0123456789abcdefgh");
+  EXPECT_EQ(text.Get(), "0123456789abcde");
+  text.Set(std::string(40, '\x80'));
+  EXPECT_EQ(text.Get(), "");
+}
+
 TEST(GmgReader, Edge_record_left_open_by_a_dead_writer_is_left_out) {
   Segment segment;
   DeviceRecord* const device = segment.gmg->At<DeviceRecord>(kDevices, 0);
