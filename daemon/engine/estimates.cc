@@ -119,7 +119,8 @@ std::string EngineImpl::EstimatorsJson() const {
     json.BeginObject().Field("signature", static_cast<const char*>(hash));
     if (const std::string_view name = names.at(report.signature); !name.empty())
       json.Field("name", name);
-    json.Field("device_kind", report.device_kind).Field("level", LevelName(report.level));
+    json.Field("device_kind", estimate::DeviceKindName(report.device_kind))
+        .Field("level", LevelName(report.level));
     json.Field("samples", report.samples).Field("shapes", report.shapes);
     json.Field("error", report.error).Field("bias", report.bias).Field("drift", report.drift);
     json.Field("table_error", report.table_error).Field("linear_error", report.linear_error);
@@ -144,7 +145,7 @@ std::string EngineImpl::EstimatorsJson() const {
   json.Key("contention").BeginArray();
   for (const ContentionEstimator::Report& report : contention_estimator_.Reports()) {
     json.BeginObject()
-        .Field("device_kind", report.device_kind)
+        .Field("device_kind", estimate::DeviceKindName(report.device_kind))
         .Field("class", ContentionEstimator::ClassName(report.op_class));
     json.Field("samples", report.samples).Field("on", report.on).Field("slowdown", report.slowdown);
     json.Field("error_without", report.error_without)

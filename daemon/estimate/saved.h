@@ -4,11 +4,19 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
+#include <string_view>
 #include <vector>
 
 #include "common/units.h"
 
 namespace slice::estimate {
+
+// By engine::DeviceConfig::kind.
+inline constexpr std::string_view kDeviceKinds[] = {"cpu", "cuda"};
+constexpr std::string_view DeviceKindName(uint8_t kind) {
+  return kind < std::size(kDeviceKinds) ? kDeviceKinds[kind] : std::string_view("other");
+}
 
 struct SavedShape {
   int64_t flops = 0, bytes = 0, size = 0;

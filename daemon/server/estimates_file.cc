@@ -24,17 +24,14 @@ constexpr int kVersion = 1;
 constexpr size_t kBytesMax = size_t{64} << 20;
 constexpr size_t kEntriesMax = 1'000'000;  // shapes and points together
 constexpr int kAsideMax = 1'000;
-constexpr std::string_view kKinds[] = {"cpu", "cuda"};  // by engine::DeviceConfig::kind
 
 Status Bad(const char* what) { return Error(StatusCode::kInvalid, "no estimates in it: %s", what); }
 
-std::string_view KindName(uint8_t kind) {
-  return kind < std::size(kKinds) ? kKinds[kind] : std::string_view("other");
-}
 std::optional<uint8_t> KindOf(std::string_view name) {
-  const auto found = std::find(std::begin(kKinds), std::end(kKinds), name);
-  if (found == std::end(kKinds)) return std::nullopt;
-  return static_cast<uint8_t>(found - std::begin(kKinds));
+  const auto& kinds = estimate::kDeviceKinds;
+  const auto found = std::find(std::begin(kinds), std::end(kinds), name);
+  if (found == std::end(kinds)) return std::nullopt;
+  return static_cast<uint8_t>(found - std::begin(kinds));
 }
 std::optional<DomainIndex> DomainOf(const json& name,
                                     std::span<const engine::DomainConfig> domains) {
@@ -210,7 +207,7 @@ std::string FormatEstimates(const estimate::Saved& saved,
     json shapes = json::array();
     for (const estimate::SavedShape& s : signature.shapes)
       shapes.push_back({s.flops, s.bytes, s.size, s.ns, s.deviation, s.samples});
-    kinds[std::string(KindName(signature.device_kind))].push_back(
+    kinds[std::string(estimate::DeviceKindName(signature.device_kind))].push_back(
         {{"signature", HashText(signature.signature)}, {"shapes", std::move(shapes)}});
   }
   for (const estimate::SavedLink& link : saved.links) {
