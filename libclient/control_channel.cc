@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -24,6 +25,14 @@ constexpr int kStatusMax = SLICE_ERR_TIMEOUT;
 // Between two looks at whether the daemon is stopped.
 constexpr DurationNs kStoppedPoll = kSecond;
 
+// "5000 ms"; of less than 10 ms the parts too.
+std::string Milliseconds(DurationNs duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, duration < 10 * kMillisecond ? "%.2g ms" : "%.0f ms",
+                static_cast<double>(duration) / 1e6);
+  return text;
+}
+
 timespec ToTimespec(DurationNs duration) {
   return {.tv_sec = duration / kSecond, .tv_nsec = duration % kSecond};
 }
@@ -37,6 +46,8 @@ const char* ConnectAdvice(int errno_value) {
     case EACCES:
     case EPERM:
       return "this user may not use the socket: ask to be admitted to its group";
+    case EPROTOTYPE:
+      return "that is another program's socket: set SLICE_SOCKET to that of sliced";
     default:
       return "is sliced running? start it with `sliced --config FILE`, or set SLICE_SOCKET to its "
              "socket";
@@ -80,9 +91,9 @@ Result<std::unique_ptr<ControlChannel>> ControlChannel::Connect(const std::strin
     const int error = errno;
     if (error == EAGAIN) {
       return Error(StatusCode::kTimeout,
-                   "sliced at '%s' accepts no connection: %lld ms passed, and its queue is full: "
+                   "sliced at '%s' accepts no connection: %s passed, and its queue is full: "
                    "it is stopped or stuck (its pid is the first number in '%s.gmg'); see its log",
-                   path.c_str(), static_cast<long long>(timeout / kMillisecond), path.c_str());
+                   path.c_str(), Milliseconds(timeout).c_str(), path.c_str());
     }
     return Error(StatusCode::kDaemonLost, "cannot connect to sliced at '%s': %s (errno %d): %s",
                  path.c_str(), std::strerror(error), error, ConnectAdvice(error));
@@ -108,9 +119,9 @@ Status ControlChannel::NoAnswer(DurationNs waited) const {
   const std::string advice =
       stopped ? "it is stopped by a signal or a debugger: `kill -CONT " + pid + "` lets it go on"
               : "it is busy or stuck: try again, and see its log";
-  return Error(StatusCode::kTimeout, "sliced%s at '%s' did not answer within %lld ms: %s",
+  return Error(StatusCode::kTimeout, "sliced%s at '%s' did not answer within %s: %s",
                daemon_pid_ == 0 ? "" : (" (pid " + pid + ")").c_str(), path_.c_str(),
-               static_cast<long long>(waited / kMillisecond), advice.c_str());
+               Milliseconds(waited).c_str(), advice.c_str());
 }
 
 Status ControlChannel::LastWord() {

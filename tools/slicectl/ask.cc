@@ -1,5 +1,6 @@
 #include "tools/slicectl/ask.h"
 
+#include <cmath>
 #include <cstdio>
 #include <vector>
 
@@ -51,14 +52,22 @@ Result<json> AskJson(const Context& context, proto::Request request) {
   return parsed;
 }
 
+Result<json> AskStatus(const Context& context, What what) {
+  proto::Request request;
+  request.mutable_status()->set_what(static_cast<uint32_t>(what));
+  return AskJson(context, std::move(request));
+}
+
 std::string Text(const json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end()) return "-";
   if (found->is_string()) return found->get<std::string>();
   if (found->is_boolean()) return found->get<bool>() ? "yes" : "no";
   if (found->is_number_float()) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.3g", found->get<double>());
+    const double number = found->get<double>();
+    char text[48];
+    std::snprintf(text, sizeof text,
+                  std::abs(number) >= 1e3 && std::abs(number) < 1e15 ? "%.0f" : "%.3g", number);
     return text;
   }
   return found->dump();

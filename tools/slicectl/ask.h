@@ -20,6 +20,10 @@ Result<proto::Reply> Ask(const Context& context, proto::Request request,
 // The same for answers whose text is a JSON object. Errors: PROTOCOL as well.
 Result<nlohmann::json> AskJson(const Context& context, proto::Request request);
 
+// What status requests can be about.
+enum class What : uint32_t { kStatus, kDevices, kTenants, kEstimators };
+Result<nlohmann::json> AskStatus(const Context& context, What what);
+
 // A field as text; "-" (a number: 0) where there is none.
 std::string Text(const nlohmann::json& object, const char* key);
 int64_t Number(const nlohmann::json& object, const char* key);
