@@ -36,6 +36,24 @@ TEST(Csv, Edge_ErrorsNameLineAndColumn) {
   ExpectMentions(ReadCsv("/nonexistent.csv").status(), {"/nonexistent.csv"});
 }
 
+TEST(Csv, Edge_AByteOrderMarkIsNotPartOfTheFirstName) {
+  const Csv csv = Csv::Parse("f.csv", "\xef\xbb\xbfsize,x\n1,2\n").value();
+  EXPECT_EQ(csv.Column("size").value(), 0u);
+}
+
+TEST(Csv, Edge_AColumnThatIsThereTwiceIsRefused) {
+  ExpectMentions(Csv::Parse("f.csv", "\na,b,a\n1,2,3\n").status(),
+                 {"f.csv line 2", "'a'", "more than once", "rename"});
+  EXPECT_TRUE(Csv::Parse("f.csv", ",,b\n0,1,2\n").ok());  // without names: nobody asks for them
+}
+
+TEST(Csv, Edge_WholeNumbers) {
+  const Csv csv = Csv::Parse("f.csv", "a\n12\n1.5\n").value();
+  EXPECT_EQ(csv.Integer(0, 0, 0, 100).value(), 12);
+  ExpectMentions(csv.Integer(1, 0, 0, 100).status(), {"f.csv line 3", "'a'", "1.5", "whole"});
+  ExpectMentions(csv.Integer(0, 0, 0, 9).status(), {"line 2", "0 to 9"});
+}
+
 TEST(Profile, Edge_ErrorsNameWhatIsMissing) {
   Profile profile;
   const auto add = [&](const std::string& text) {
@@ -51,6 +69,15 @@ TEST(Profile, Edge_ErrorsNameWhatIsMissing) {
   ExpectMentions(add(header + "1,2,1.5,.1,8,1,64,256,4,9,True\n"), {"line 2", "n_kv_head"});
   ExpectMentions(add(header + "1,2,-5,.1,8,1,64,256,4,2,True\n"), {"line 2", "time_stats.x.mean"});
   ExpectMentions(add(header + "2,1,1,.1,8,1,64,256,4,2,True\n"), {"line 2", "time_stats.x.max"});
+  // Mean and deviation must be possible between min and max; rounding of the last digits is.
+  ExpectMentions(add(header + "1,2,2.1,.1,8,1,64,256,4,2,True\n"),
+                 {"line 2", "time_stats.x.mean", "2.1", "1", "to 2"});
+  ExpectMentions(add(header + "1,2,.9,.1,8,1,64,256,4,2,True\n"), {"line 2", "time_stats.x.mean"});
+  ExpectMentions(add(header + "1,2,1.5,3,8,1,64,256,4,2,True\n"), {"line 2", "time_stats.x.std"});
+  EXPECT_TRUE(add(header + "1,1,1.0000000002,1e-10,8,1,64,256,4,2,False\n").ok());
+  ExpectMentions(add(header + "1,2,1.5,.1,8.5,1,64,256,4,2,True\n"), {"line 2", "num_tokens"});
+  ExpectMentions(add(header + "1,2,1.5,.1,8,1,64,256,4,2,yes\n"),
+                 {"line 2", "use_gated_mlp", "'yes'", "True or False"});
   const std::string transfers =
       "time_stats.send_recv.min,time_stats.send_recv.max,time_stats.send_recv.mean,"
       "time_stats.send_recv.std,size,num_workers\n";

@@ -21,11 +21,15 @@ void Split(std::string_view line, std::vector<std::string>* cells) {
   }
 }
 
+// What spreadsheets put before UTF-8 text.
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
 }  // namespace
 
 Result<Csv> Csv::Parse(std::string name, std::string_view text) {
   Csv csv;
   csv.name_ = std::move(name);
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   uint32_t number = 0;
   while (!text.empty()) {
     const size_t end = text.find('\n');
@@ -36,24 +40,39 @@ Result<Csv> Csv::Parse(std::string name, std::string_view text) {
     if (line.empty()) continue;
     if (csv.columns_.empty()) {
       Split(line, &csv.columns_);
+      SLICE_RETURN_IF_ERROR(csv.CheckColumns(number));
       continue;
     }
     const size_t before = csv.cells_.size();
     Split(line, &csv.cells_);
     if (csv.cells_.size() - before != csv.columns_.size()) {
-      return Error(StatusCode::kInvalid, "%s line %u: %zu cells, the header has %zu",
+      return Error(StatusCode::kInvalid,
+                   "%s line %u: %zu cells, the header has %zu: complete the line or leave it out",
                    csv.name_.c_str(), number, csv.cells_.size() - before, csv.columns_.size());
     }
     csv.lines_.push_back(number);
   }
   if (csv.lines_.empty()) {
-    return Error(StatusCode::kInvalid, "%s: no rows below a header line", csv.name_.c_str());
+    return Error(
+        StatusCode::kInvalid,
+        "%s: no rows below a header line: is it a CSV file, and was it written to its end?",
+        csv.name_.c_str());
   }
   return csv;
 }
 
-bool Csv::Has(std::string_view column) const {
-  return std::find(columns_.begin(), columns_.end(), column) != columns_.end();
+// A name that is there twice would be read from the first one. Row numbers often have no name.
+Status Csv::CheckColumns(uint32_t line) const {
+  std::vector<std::string_view> names;
+  for (const std::string& column : columns_) {
+    if (!column.empty()) names.push_back(column);
+  }
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice == names.end()) return Status::Ok();
+  return Error(StatusCode::kInvalid,
+               "%s line %u: column '%.80s' is there more than once: remove or rename all but one",
+               name_.c_str(), line, std::string(*twice).c_str());
 }
 
 Result<size_t> Csv::Column(std::string_view column) const {
@@ -74,10 +93,21 @@ Result<double> Csv::Number(size_t row, size_t column, double min, double max) co
                  name_.c_str(), lines_[row], columns_[column].c_str(), std::string(cell).c_str());
   }
   if (value < min || value > max) {
-    return Error(StatusCode::kInvalid, "%s line %u, column '%s': %g is not in %g to %g",
-                 name_.c_str(), lines_[row], columns_[column].c_str(), value, min, max);
+    return Error(
+        StatusCode::kInvalid,
+        "%s line %u, column '%s': %.10g is not in %.10g to %.10g: correct it or leave the line out",
+        name_.c_str(), lines_[row], columns_[column].c_str(), value, min, max);
   }
   return value;
+}
+
+Result<int64_t> Csv::Integer(size_t row, size_t column, double min, double max) const {
+  SLICE_ASSIGN_OR_RETURN(const double value, Number(row, column, min, max));
+  if (value != std::floor(value)) {
+    return Error(StatusCode::kInvalid, "%s line %u, column '%s': %g is not a whole number",
+                 name_.c_str(), lines_[row], columns_[column].c_str(), value);
+  }
+  return static_cast<int64_t>(value);
 }
 
 Result<Csv> ReadCsv(const std::string& path) {

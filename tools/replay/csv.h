@@ -12,14 +12,14 @@ namespace slice::replay {
 
 class Csv {
  public:
-  // Errors: INVALID with the line when a row has another number of cells than the header, or there
-  // is no row. `name` is for texts. Empty lines are skipped; CRLF is as good as LF.
+  // Errors: INVALID with the line when a row has another number of cells than the header, a column
+  // is there twice, or there is no row. `name` is for texts. Empty lines and a byte order mark are
+  // skipped; CRLF is as good as LF.
   static Result<Csv> Parse(std::string name, std::string_view text);
 
   const std::string& name() const { return name_; }
   const std::vector<std::string>& columns() const { return columns_; }
   size_t rows() const { return lines_.size(); }
-  bool Has(std::string_view column) const;
   // Errors: INVALID names the column and what there is.
   Result<size_t> Column(std::string_view column) const;
   std::string_view Text(size_t row, size_t column) const {
@@ -28,8 +28,13 @@ class Csv {
   bool Empty(size_t row, size_t column) const { return Text(row, column).empty(); }
   // Errors: INVALID names line, column and cell, unless it is a finite number in [min, max].
   Result<double> Number(size_t row, size_t column, double min, double max) const;
+  // The same for a whole number; `max` is at most 2^53.
+  Result<int64_t> Integer(size_t row, size_t column, double min, double max) const;
+  uint32_t Line(size_t row) const { return lines_[row]; }  // of the file; the first is 1
 
  private:
+  Status CheckColumns(uint32_t line) const;
+
   std::string name_;
   std::vector<std::string> columns_;
   std::vector<std::string> cells_;

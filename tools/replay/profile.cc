@@ -12,7 +12,8 @@ constexpr std::string_view kTransfer = "send_recv";
 constexpr double kMsMax = 3.6e6;  // an hour
 constexpr double kNsPerMs = 1e6;
 constexpr double kWidthMax = 1e7, kTokensMax = 1e9, kBytesMax = 1e13;
-constexpr int64_t kItem = 2;  // bytes of an fp16 or bf16 element
+constexpr double kRounding = 1e-6;  // of means and deviations, relative
+constexpr int64_t kItem = 2;        // bytes of an fp16 or bf16 element
 
 struct TimingColumns {
   size_t min = 0, max = 0, mean = 0, deviation = 0;
@@ -32,11 +33,24 @@ Result<Timing> ReadTiming(const Csv& csv, size_t row, const TimingColumns& colum
   Timing timing;
   SLICE_ASSIGN_OR_RETURN(timing.min, csv.Number(row, columns.min, 0, kMsMax));
   SLICE_ASSIGN_OR_RETURN(timing.max, csv.Number(row, columns.max, timing.min, kMsMax));
-  SLICE_ASSIGN_OR_RETURN(timing.mean, csv.Number(row, columns.mean, 1e-6, kMsMax));
-  SLICE_ASSIGN_OR_RETURN(timing.deviation, csv.Number(row, columns.deviation, 0, kMsMax));
+  const double slack = timing.max * kRounding;
+  SLICE_ASSIGN_OR_RETURN(
+      timing.mean,
+      csv.Number(row, columns.mean, std::max(timing.min - slack, 1e-6), timing.max + slack));
+  SLICE_ASSIGN_OR_RETURN(timing.deviation,
+                         csv.Number(row, columns.deviation, 0, timing.max - timing.min + slack));
   for (double* value : {&timing.min, &timing.max, &timing.mean, &timing.deviation})
     *value *= kNsPerMs;
   return timing;
+}
+
+Result<bool> ReadFlag(const Csv& csv, size_t row, size_t column) {
+  const std::string_view text = csv.Text(row, column);
+  if (text == "True" || text == "1") return true;
+  if (text == "False" || text == "0") return false;
+  return Error(StatusCode::kInvalid, "%s line %u, column '%s': '%.40s' is not True or False",
+               csv.name().c_str(), csv.Line(row), csv.columns()[column].c_str(),
+               std::string(text).c_str());
 }
 
 struct Widths {
@@ -93,23 +107,21 @@ Status AddOps(const Csv& csv, const std::set<std::string>& ops, Profile* profile
     timings.emplace_back(op, columns);
   }
   for (size_t row = 0; row < csv.rows(); ++row) {
-    SLICE_ASSIGN_OR_RETURN(const double tokens, csv.Number(row, tokens_column, 1, kTokensMax));
-    SLICE_ASSIGN_OR_RETURN(const double workers, csv.Number(row, workers_column, 1, 1024));
-    SLICE_ASSIGN_OR_RETURN(const double hidden, csv.Number(row, hidden_column, 1, kWidthMax));
-    SLICE_ASSIGN_OR_RETURN(const double expanded, csv.Number(row, expanded_column, 1, kWidthMax));
-    SLICE_ASSIGN_OR_RETURN(const double heads, csv.Number(row, heads_column, 1, kWidthMax));
-    SLICE_ASSIGN_OR_RETURN(const double kv_heads, csv.Number(row, kv_heads_column, 1, heads));
     Widths widths;
-    widths.hidden = static_cast<int64_t>(hidden);
-    widths.kv = static_cast<int64_t>(hidden / heads * kv_heads);
-    widths.expanded = static_cast<int64_t>(expanded);
-    widths.workers = static_cast<int64_t>(workers);
-    widths.gated = csv.Text(row, gated_column) == "True" || csv.Text(row, gated_column) == "1";
+    SLICE_ASSIGN_OR_RETURN(const int64_t tokens, csv.Integer(row, tokens_column, 1, kTokensMax));
+    SLICE_ASSIGN_OR_RETURN(widths.workers, csv.Integer(row, workers_column, 1, 1024));
+    SLICE_ASSIGN_OR_RETURN(widths.hidden, csv.Integer(row, hidden_column, 1, kWidthMax));
+    SLICE_ASSIGN_OR_RETURN(widths.expanded, csv.Integer(row, expanded_column, 1, kWidthMax));
+    SLICE_ASSIGN_OR_RETURN(const int64_t heads, csv.Integer(row, heads_column, 1, kWidthMax));
+    SLICE_ASSIGN_OR_RETURN(const int64_t kv_heads,
+                           csv.Integer(row, kv_heads_column, 1, static_cast<double>(heads)));
+    widths.kv = widths.hidden * kv_heads / heads;
+    SLICE_ASSIGN_OR_RETURN(widths.gated, ReadFlag(csv, row, gated_column));
     for (const auto& [op, columns] : timings) {
       if (csv.Empty(row, columns.mean)) continue;  // not measured for this shape
       OpRow item;
       item.op = op;
-      item.tokens = static_cast<int64_t>(tokens);
+      item.tokens = tokens;
       item.workers = widths.workers;
       item.features = FeaturesOf(op, item.tokens, widths);
       SLICE_ASSIGN_OR_RETURN(item.timing, ReadTiming(csv, row, columns));
@@ -126,13 +138,12 @@ Status AddTransfers(const Csv& csv, Profile* profile) {
   SLICE_ASSIGN_OR_RETURN(const size_t devices_column, csv.Column("devices_per_node"));
   for (size_t row = 0; row < csv.rows(); ++row) {
     TransferRow item;
-    SLICE_ASSIGN_OR_RETURN(const double bytes, csv.Number(row, size_column, 0, kBytesMax));
-    SLICE_ASSIGN_OR_RETURN(const double workers, csv.Number(row, workers_column, 1, 1e6));
-    SLICE_ASSIGN_OR_RETURN(const double devices, csv.Number(row, devices_column, 1, 1e6));
+    SLICE_ASSIGN_OR_RETURN(item.bytes, csv.Integer(row, size_column, 0, kBytesMax));
+    SLICE_ASSIGN_OR_RETURN(const int64_t workers, csv.Integer(row, workers_column, 1, 1e6));
+    SLICE_ASSIGN_OR_RETURN(const int64_t devices, csv.Integer(row, devices_column, 1, 1e6));
     SLICE_ASSIGN_OR_RETURN(item.timing, ReadTiming(csv, row, columns));
-    item.bytes = static_cast<int64_t>(bytes);
-    const std::string link = std::to_string(static_cast<int64_t>(workers)) + " workers, " +
-                             std::to_string(static_cast<int64_t>(devices)) + " per node";
+    const std::string link =
+        std::to_string(workers) + " workers, " + std::to_string(devices) + " per node";
     const auto found = std::find(profile->links.begin(), profile->links.end(), link);
     item.link = static_cast<size_t>(found - profile->links.begin());
     if (found == profile->links.end()) profile->links.push_back(link);
