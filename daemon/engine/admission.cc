@@ -197,15 +197,15 @@ void EngineImpl::SendStart(Instance* instance) {
                                   static_cast<uint32_t>(instance->symbols.size()),
                                   static_cast<uint32_t>(instance->inputs.size()),
                                   static_cast<uint32_t>(instance->outputs.size())};
-  record_.clear();
-  const auto append = [this](const void* data, size_t bytes) {
-    const auto* const begin = static_cast<const std::byte*>(data);
-    record_.insert(record_.end(), begin, begin + bytes);
-  };
-  append(&start, sizeof(start));
-  append(instance->symbols.data(), instance->symbols.size() * sizeof(int64_t));
-  append(instance->inputs.data(), instance->inputs.size() * sizeof(wire::ArenaRange));
-  append(instance->outputs.data(), instance->outputs.size() * sizeof(wire::ArenaRange));
+  const auto bytes_of = [](const auto& items) { return std::as_bytes(std::span(items)); };
+  const std::span<const std::byte> parts[] = {
+      std::as_bytes(std::span(&start, 1)), bytes_of(instance->symbols), bytes_of(instance->inputs),
+      bytes_of(instance->outputs)};
+  size_t size = 0;
+  for (const auto& part : parts) size += part.size();
+  record_.resize(size);
+  auto end = record_.begin();
+  for (const auto& part : parts) end = std::copy(part.begin(), part.end(), end);
   sink_->ToExecutor(wire::kStartInstance, record_, kNoDevice);
   instance->started_sent = true;
 }

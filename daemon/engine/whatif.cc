@@ -65,7 +65,10 @@ std::string Short(const std::string& name) {
 }
 
 std::string NameOf(const graph::Template& graph) {
-  return "'" + Short(graph.name()) + "' " + Hex(graph.content_hash());
+  std::string text = "'";
+  text += Short(graph.name());
+  text += "' ";
+  return text + Hex(graph.content_hash());
 }
 std::string NameOf(const TenantConfig& tenant) {
   return "session " + std::to_string(tenant.id.value) + " '" + Short(tenant.name) + "'";
@@ -301,11 +304,9 @@ void Hypothesis::AddChoice(JsonWriter* json, TimeNs now) {
   if (!choice_.has_value()) AskPolicy(now);
   if (!choice_.has_value()) return;
   const sched::Decision& decision = choice_->decision;
-  const auto is_chosen = [&decision](const sched::CandidateScore& score) {
-    return score.defer ? !decision.placed : decision.placed && score.device == decision.device;
-  };
-  const auto chosen =
-      std::find_if(decision.candidates.begin(), decision.candidates.end(), is_chosen);
+  const auto chosen = std::find_if(
+      decision.candidates.begin(), decision.candidates.end(),
+      [&decision](const sched::CandidateScore& score) { return decision.Chose(score); });
   json->Key("decision").BeginObject();
   json->Field("made_now", choice_->made_now)
       .Field("op", choice_->op)

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "daemon/engine/engine.h"
+#include "daemon/gmg/json.h"
 
 namespace slice::testing {
 
@@ -163,21 +164,25 @@ class StubEngine final : public engine::Engine {
   std::string EstimatorsJson() const override { return "{\"signatures\":[]}"; }
   std::string DevicesJson(TimeNs) const override { return "{\"devices\":[]}"; }
   std::string TenantsJson(TimeNs) const override {
-    return "{\"tenants\":[],\"padding\":\"" + std::string(control_->tenants_json_bytes, 'x') +
-           "\"}";
+    const std::string padding(control_->tenants_json_bytes, 'x');
+    gmg::JsonWriter json;
+    json.BeginObject().Key("tenants").BeginArray().EndArray();
+    json.Field("padding", std::string_view(padding)).EndObject();
+    return json.Take();
   }
   Result<std::string> WhatIf(const engine::WhatIfQuery& query, TimeNs) const override {
     if (query.graph == "unknown")
       return Error(StatusCode::kInvalid, "no session has bound a graph 'unknown'");
-    std::string text = "{\"graph\":\"" + query.graph +
-                       "\",\"tenant\":" + std::to_string(query.tenant.value) + ",\"class\":";
-    text += !query.service_class.has_value()                ? "\"none\""
-            : *query.service_class == ServiceClass::kOnline ? "\"online\""
-                                                            : "\"offline\"";
-    text += ",\"symbols\":[";
-    for (size_t s = 0; s < query.symbols.size(); ++s)
-      text += (s == 0 ? "" : ",") + std::to_string(query.symbols[s]);
-    return text + "]}";
+    gmg::JsonWriter json;
+    json.BeginObject().Field("graph", std::string_view(query.graph));
+    json.Field("tenant", query.tenant.value)
+        .Field("class", !query.service_class.has_value()                ? "none"
+                        : *query.service_class == ServiceClass::kOnline ? "online"
+                                                                        : "offline");
+    json.Key("symbols").BeginArray();
+    for (const int64_t symbol : query.symbols) json.Value(symbol);
+    json.EndArray().EndObject();
+    return json.Take();
   }
 
  private:
