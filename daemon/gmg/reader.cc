@@ -412,9 +412,9 @@ std::vector<DecisionView> Reader::Decisions(size_t newest_max) const {
       v.time_ns = r->time_ns;
       v.retry_at_ns = r->retry_at_ns;
       v.basis = r->basis;
-      const uint32_t count = r->candidate_count;
-      const auto kept = std::min<uint32_t>(count, kDecisionCandidatesMax);
-      v.candidates_left_out = count - kept;
+      const uint32_t offered = r->candidate_count;
+      const auto kept = std::min<uint32_t>(offered, kDecisionCandidatesMax);
+      v.candidates_left_out = offered - kept;
       for (uint32_t c = 0; c < kept; ++c) {
         const DecisionCandidate& d = r->candidates[c];
         v.candidates.push_back({d.defer != 0, d.feasible != 0, d.chosen != 0, d.beaten != 0,
