@@ -15,6 +15,13 @@ TEST(TableTest, Happy_ColumnsAreAligned) {
             "longer   1000\n");
 }
 
+TEST(TableTest, Edge_ASectionWithoutRowsIsNothing) {
+  Table table({"NAME"});
+  EXPECT_EQ(table.Section(), "");
+  table.Add({"a"});
+  EXPECT_EQ(table.Section(), "\nNAME\na\n");
+}
+
 TEST(TableTest, Malicious_ControlCharactersOfNamesDoNotReachTheTerminal) {
   Table table({"NAME"});
   table.Add({"\x1b[2Jgone\n\x7f"});

@@ -73,7 +73,7 @@ Result<std::string> Estimators(const Context& context) {
     signatures.Add({Text(item, "signature"), Text(item, "name"), Text(item, "device_kind"),
                     Text(item, "level"), Text(item, "samples"), Text(item, "shapes"),
                     Percent(item, "error"), Percent(item, "table_error"), Text(item, "drift"),
-                    measured ? "x " + Text(item, "memory_ratio") : "-"});
+                    measured ? Text(item, "memory_ratio") + " x" : "-"});
   }
   Table links({"FROM", "TO", "SAMPLES>", "ERROR>", "LATENCY>", "PER SECOND>"});
   for (const json& item : answer.value("links", json::array())) {
@@ -91,10 +91,10 @@ Result<std::string> Estimators(const Context& context) {
   std::string text = signatures.size() == 0 ? "no operators measured yet\n" : signatures.Render();
   if (const int64_t left = Number(answer, "signatures_left_out"); left > 0)
     text += "and " + std::to_string(left) + " signatures used longer ago\n";
-  if (links.size() != 0) text += "\n" + links.Render();
+  text += links.Section();
   if (const int64_t left = Number(answer, "links_left_out"); left > 0)
     text += "and " + std::to_string(left) + " more links\n";
-  if (classes.size() != 0) text += "\n" + classes.Render();
+  text += classes.Section();
   return text;
 }
 
@@ -147,8 +147,9 @@ Result<std::string> TimelineStop(const Context& context, const std::string& path
   json summary = json::parse(reply->body().text(), nullptr, false);
   if (!summary.is_object()) summary = json::object();
   summary["file"] = path;
-  const std::string dropped =
-      Number(summary, "dropped") == 0 ? "" : ", " + Text(summary, "dropped") + " dropped";
+  std::string dropped;
+  if (Number(summary, "dropped") != 0)
+    dropped.append(", ").append(Text(summary, "dropped")).append(" dropped");
   return Done(context, summary,
               path + ": " + Text(summary, "events") + " events in " +
                   Duration(summary, "duration_ns") + dropped +

@@ -1,4 +1,5 @@
 // `slicectl graphs` and `slicectl explain`: the GMG segment as tables.
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -70,7 +71,7 @@ std::string QueueTable(const std::vector<gmg::PieceView>& pieces, const Names& n
     if (hidden > 0) row("...", {std::to_string(hidden) + " more", "", "", "", ""});
     if (piece.queue.empty() && (piece.lost || piece.moving)) row("-", {"-", "-", "-", "-", "-"});
   }
-  return queues.size() == 0 ? "" : "\n" + queues.Render();
+  return queues.Section();
 }
 
 std::string TransferTable(const std::vector<gmg::TransferView>& transfers, const Names& names,
@@ -84,7 +85,7 @@ std::string TransferTable(const std::vector<gmg::TransferView>& transfers, const
                item.online ? "online" : "offline", FormatBytes(item.bytes),
                FormatDuration(now - item.requested_ns)});
   }
-  return table.size() == 0 ? "" : "\n" + table.Render();
+  return table.Section();
 }
 
 // The first op of a batch and how many connected ones go with it: "3", "3 +2".
@@ -138,7 +139,10 @@ Result<std::string> Graphs(const Context& context, bool with_ops) {
   const gmg::Reader& reader = access.reader();
   if (context.json) return Checked(reader.GraphsJson(with_ops));
   const Names names(reader);
-  const std::vector<gmg::InstanceView> live = reader.Instances();
+  std::vector<gmg::InstanceView> live = reader.Instances();
+  std::stable_sort(live.begin(), live.end(), [](const auto& a, const auto& b) {
+    return a.submit_ns < b.submit_ns;  // the oldest first
+  });
   std::map<uint32_t, size_t> live_of;  // by template
   for (const gmg::InstanceView& item : live) ++live_of[item.template_id];
   Table graphs({"GRAPH", "NAME", "LIVE>"});
@@ -187,9 +191,9 @@ Result<std::string> Graphs(const Context& context, bool with_ops) {
                      Count(live.size(), "instance") + ", " +
                      Count(reader.Sequences().size(), "sequence") + ", " +
                      Count(transfers.size(), "transfer") + "\n";
-  if (graphs.size() != 0) text += "\n" + graphs.Render();
-  if (instances.size() != 0) text += "\n" + instances.Render();
-  if (ops.size() != 0) text += "\n" + ops.Render();
+  text += graphs.Section();
+  text += instances.Section();
+  text += ops.Section();
   return text + TransferTable(transfers, names, now) + QueueTable(reader.Pieces(), names);
 }
 

@@ -64,6 +64,13 @@ std::string Table::Render() const {
   return text;
 }
 
+std::string Table::Section() const {
+  if (rows_.empty()) return "";
+  std::string text(1, '\n');
+  text += Render();
+  return text;
+}
+
 std::string FormatBytes(int64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);

@@ -14,6 +14,8 @@ class Table {
   void Add(std::vector<std::string> cells);
   size_t size() const { return rows_.size(); }
   std::string Render() const;
+  // An empty line and the table; nothing if it has no rows.
+  std::string Section() const;
 
  private:
   std::vector<std::string> columns_;

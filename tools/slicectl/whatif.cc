@@ -40,8 +40,8 @@ std::string Summary(const json& answer) {
   table.Add({"duration", Duration(answer, "duration_ns")});
   std::string devices;
   for (const json& device : answer.value("devices", json::array())) {
-    devices +=
-        (devices.empty() ? "" : ", ") + Text(device, "device") + " " + Text(device, "ops") + " ops";
+    if (!devices.empty()) devices += ", ";
+    devices += Text(device, "device") + " " + Text(device, "ops") + " ops";
   }
   table.Add({"devices", devices.empty() ? "-" : devices});
   table.Add({"work", Duration(answer, "work_ns") + " +- " + Duration(answer, "work_spread_ns")});
@@ -70,8 +70,9 @@ std::string Candidates(const json& answer) {
   const std::string verdict = decision.value("placed", false)
                                   ? "go to " + Text(decision, "device")
                                   : "wait, to be looked at again " + In(decision, "retry_in_ns");
-  return "\n" + batch + (decision.value("made_now", false) ? " " : ", once their turn has come, ") +
-         "would " + verdict + "\n" + table.Render();
+  const char* const when =
+      decision.value("made_now", false) ? " would " : ", once their turn has come, would ";
+  return "\n" + batch + when + verdict + "\n" + table.Render();
 }
 
 std::string Estimates(const json& answer) {
@@ -80,7 +81,7 @@ std::string Estimates(const json& answer) {
     table.Add({Text(item, "op"), Text(item, "ops"), Duration(item, "duration_ns"),
                Duration(item, "spread_ns"), Text(item, "level")});
   }
-  return table.size() == 0 ? "" : "\n" + table.Render();
+  return table.Section();
 }
 
 std::string Memory(const json& answer) {
@@ -89,7 +90,7 @@ std::string Memory(const json& answer) {
     table.Add({Text(item, "domain"), Bytes(item, "peak_bytes"), Bytes(item, "workspace_bytes"),
                Bytes(item, "free_bytes"), Bytes(item, "pool_bytes"), Text(item, "fits")});
   }
-  return table.size() == 0 ? "" : "\n" + table.Render();
+  return table.Section();
 }
 
 }  // namespace
