@@ -195,8 +195,9 @@ std::string Hypothesis::Answer(TimeNs now) {
       .Field("ops", graph.groups().size());
   json.Key("symbols").BeginObject();
   for (uint32_t s = 0; s < graph.symbol_count(); ++s) {
-    const std::string name = Short(graph.program().symbols(static_cast<int>(s)).name());
-    json.Field(name.empty() ? "s" + std::to_string(s) : name, instance_->symbols[s]);
+    std::string name = Short(graph.program().symbols(static_cast<int>(s)).name());
+    if (name.empty()) name.append("s").append(std::to_string(s));
+    json.Field(name, instance_->symbols[s]);
   }
   json.EndObject().EndObject();
   json.Field("binding", binding_->config.id.value).Field("tenant", tenant.id.value);
