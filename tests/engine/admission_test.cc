@@ -58,7 +58,8 @@ struct PinnedGraph {
     std::vector<uint32_t> pins, values;
     const uint32_t input = graph.Dynamic("x", 256);
     for (size_t i = 0; i < ops.size(); ++i) {
-      pins.push_back(graph.Mutable("m" + std::to_string(i), 4, false));
+      const std::string number = std::to_string(i);
+      pins.push_back(graph.Mutable("m" + number, 4, false));
       homes->push_back(ops[i].domain);
     }
     for (size_t i = 0; i < ops.size(); ++i) {

@@ -16,10 +16,9 @@ inline engine::Config MakeConfig(size_t devices, int64_t pool_bytes = 64 << 20,
                                  bool shared_domain = false) {
   engine::Config config;
   for (size_t d = 0; d < devices; ++d) {
-    config.devices.push_back(
-        {"cpu" + std::to_string(d), static_cast<DomainIndex>(shared_domain ? 0 : d), 0});
-    if (!shared_domain || d == 0)
-      config.domains.push_back({"d" + std::to_string(d), pool_bytes, 256 << 20});
+    const std::string number = std::to_string(d);
+    config.devices.push_back({"cpu" + number, static_cast<DomainIndex>(shared_domain ? 0 : d), 0});
+    if (!shared_domain || d == 0) config.domains.push_back({"d" + number, pool_bytes, 256 << 20});
   }
   config.live_ops_max = 8192;
   config.workspace_margin_bytes = 0;

@@ -122,8 +122,9 @@ inline std::shared_ptr<const graph::Template> Llama(int layers, DurationNs layer
   use.reads = {weights};
   std::vector<uint32_t> k, v;
   for (int i = 0; i < layers; ++i) {
-    k.push_back(graph.Managed("k" + std::to_string(i), piece_bytes));
-    v.push_back(graph.Managed("v" + std::to_string(i), piece_bytes));
+    const std::string number = std::to_string(i);
+    k.push_back(graph.Managed("k" + number, piece_bytes));
+    v.push_back(graph.Managed("v" + number, piece_bytes));
   }
   use.signature = 1;
   uint32_t hidden = graph.Op("embed", {ids}, bytes, layer / 4, use);

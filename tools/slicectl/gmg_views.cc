@@ -112,7 +112,7 @@ void AddCandidates(const gmg::DecisionView& decision, const Names& names,
     };
     std::string place = item.defer ? "defer" : names.Device(item.device);
     if (item.defer && item.chosen && decision.retry_at_ns != kNever)
-      place += " " + FormatDuration(decision.retry_at_ns - decision.time_ns);
+      place.append(" ").append(FormatDuration(decision.retry_at_ns - decision.time_ns));
     add({place, item.chosen ? "yes" : "",
          !decision.has_feasible() ? "-"
          : item.feasible          ? "yes"
