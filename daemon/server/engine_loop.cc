@@ -17,6 +17,7 @@ namespace slice::server {
 namespace {
 
 constexpr int kReportsPerTurn = 1024;
+constexpr uint32_t kSlotsPerTurn = 32;            // per tenant: one cannot starve the others
 constexpr DurationNs kRetryDelay = kMillisecond;  // a full command ring: nobody signals its end
 
 template <typename Item>
@@ -111,7 +112,7 @@ bool EngineLoop::Turn() {
   now_ = MonotonicNow();
   bool worked = mailbox_.Drain(/*clear=*/false);
   worked |= DrainReports();
-  for (auto& [id, tenant] : tenants_) worked |= DrainSubmissions(tenant.get());
+  for (auto& [id, tenant] : tenants_) worked |= DrainSubmissions(tenant.get(), kSlotsPerTurn);
   const TimeNs wake = engine_->NextWake();
   now_ = MonotonicNow();
   if (worked || wake <= now_) {

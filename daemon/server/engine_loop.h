@@ -99,12 +99,17 @@ class EngineLoop final : private engine::Sink {
   Timeline& timeline() { return timeline_; }
   // `then` runs on the engine thread in the turn in which `condition` holds.
   void WhenTrue(std::function<bool()> condition, std::function<void()> then);
+  // Before the end of this turn, which does it anyway.
+  void RunWatches();
 
   Status AddTenant(const engine::TenantConfig& config, std::unique_ptr<TenantRing> ring);
   bool HasTenant(TenantId tenant) const { return tenants_.contains(tenant.value); }
   // Its ring is let go, completions go nowhere. `complete_with`: what waiting requests are told
   // first.
   void RemoveTenant(TenantId tenant, StatusCode complete_with);
+  // Takes what is in its submit ring. Requests of the socket that end something are answered after
+  // it: else they would overtake a submit that the tenant made before.
+  void TakeSubmitted(TenantId tenant);
   void AddBinding(TenantId tenant, uint64_t handle, RingBinding binding);
   void RemoveBinding(TenantId tenant, uint64_t handle);
   // Takes it out of the engine; false while requests use it. Of a tenant that has ended: true when
@@ -166,7 +171,8 @@ class EngineLoop final : private engine::Sink {
   TimeNs NextWake() const;
 
   // Hot path (engine_submit.cc).
-  bool DrainSubmissions(Tenant* tenant);
+  // At most `slots_max` slots; true when there were any.
+  bool DrainSubmissions(Tenant* tenant, uint32_t slots_max);
   void NoteThrottle(Tenant* tenant, bool worked);
   void HandleSlot(Tenant* tenant, const TenantRing::Submission& submission);
   void WakeAhead(const Tenant& tenant);
@@ -187,7 +193,6 @@ class EngineLoop final : private engine::Sink {
   void WatchExecutor();
   void ForgetExecutorState();
   void FlushCommands();
-  void RunWatches();
 
   // Sink
   void ToExecutor(uint32_t type, std::span<const std::byte> payload, DeviceIndex wake) override;

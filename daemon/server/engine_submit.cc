@@ -10,8 +10,7 @@
 namespace slice::server {
 namespace {
 
-constexpr int kSlotsPerTurn = 32;  // per tenant: one cannot starve the others
-constexpr size_t kTextsMax = 64;   // per tenant
+constexpr size_t kTextsMax = 64;  // per tenant
 constexpr size_t kTextBytesMax = 4096;
 constexpr uint64_t kSlotAlignment = 64;
 constexpr DurationNs kThrottleLookMin = kMillisecond;
@@ -67,6 +66,11 @@ void EngineLoop::RemoveTenant(TenantId id, StatusCode complete_with) {
   timeline_.ForgetTenant(id);
   tenants_.erase(found);
   engine_->RemoveTenant(id, now_);
+}
+
+void EngineLoop::TakeSubmitted(TenantId tenant) {
+  const auto found = tenants_.find(tenant.value);
+  if (found != tenants_.end()) DrainSubmissions(found->second.get(), wire::kRingSlots);
 }
 
 void EngineLoop::AddBinding(TenantId tenant, uint64_t handle, RingBinding binding) {
@@ -150,9 +154,9 @@ void EngineLoop::CompleteWithError(Tenant* tenant, uint64_t cookie, const Status
 // ---- slots
 // ----------------------------------------------------------------------------------------------------------
 
-bool EngineLoop::DrainSubmissions(Tenant* tenant) {
-  int taken = 0;
-  for (; taken < kSlotsPerTurn && !tenant->broken; ++taken) {
+bool EngineLoop::DrainSubmissions(Tenant* tenant, uint32_t slots_max) {
+  uint32_t taken = 0;
+  for (; taken < slots_max && !tenant->broken; ++taken) {
     const Result<bool> got = tenant->ring->Take(&submission_);
     if (!got.ok()) {
       Break(tenant, got.status());

@@ -370,6 +370,12 @@ Result<DeviceIndex> Session::ChooseHome(const std::string& name) const {
 Status Session::Hello(const proto::Hello& hello, std::vector<Fd>* fds) {
   const ServerConfig& config = services_->config;
   const TenantPolicy& policy = config.PolicyOf(peer_.uid);
+  if (services_->tenants_leaving != 0) {
+    // Sessions that have ended and of which nothing is left, but the engine thread's word is on its
+    // way: who closes one and opens another must not be refused for the first.
+    services_->loop.Call([&] { services_->loop.RunWatches(); });
+    services_->mailbox.Drain();
+  }
   SLICE_RETURN_IF_ERROR(CheckHello(hello, policy, fds->size()));
   device_mask_ = policy.device_mask;
   if (config.devices.size() < 64) device_mask_ &= (uint64_t{1} << config.devices.size()) - 1;

@@ -275,6 +275,7 @@ Status Session::ReleaseTensors(const proto::ReleaseTensors& request) {
   }
   std::vector<TensorSetId> touched;
   services_->loop.Call([&] {
+    services_->loop.TakeSubmitted(tenant());  // commands on them
     for (const uint64_t handle : handles) services_->loop.RemoveTensor(tenant(), handle);
   });
   for (const uint64_t handle : handles) {
@@ -386,6 +387,7 @@ Status Session::DestroyBinding(uint64_t handle) {
   const TenantId owner = tenant();
   const uint32_t number = number_;
   services->loop.Call([&] {
+    services->loop.TakeSubmitted(owner);
     services->loop.RemoveBinding(owner, handle);  // no new requests; those in flight finish
     services->loop.WhenTrue(
         [services, owner, binding] { return services->loop.TryRemoveBinding(owner, binding.id); },

@@ -115,6 +115,17 @@ TEST_F(SessionTest, Edge_SessionsOfAUserAreCounted) {
   EXPECT_EQ(d.Call(Alloc({4}))->status(), SLICE_OK);
 }
 
+TEST_F(SessionTest, Race_AClosedSessionMakesRoomForTheNext) {
+  config.tenant_defaults.sessions_max = 1;
+  Start();
+  for (int i = 0; i < 200; ++i) {
+    RawTenant tenant = Connect();
+    const auto reply = tenant.Hello();
+    ASSERT_TRUE(reply.has_value());
+    ASSERT_EQ(reply->status(), SLICE_OK) << "session " << i << ": " << reply->text();
+  }
+}
+
 TEST_F(SessionTest, Malicious_ConnectionsOfAUserAreLimitedAndAdministrationStaysPossible) {
   config.tenant_defaults.sessions_max = 1;
   config.hello_timeout = 3600 * kSecond;
@@ -394,6 +405,40 @@ TEST_F(SessionTest, Edge_BindingDestroyedWhileARequestUsesIt) {
   EXPECT_EQ(tenant.Call(Alloc({1}))->status(), SLICE_OK);  // a turn of the engine thread
   EXPECT_EQ(tenant.WaitCompletion()->status, SLICE_OK);
   EXPECT_TRUE(Eventually([&] { return control.bindings == 0; }));
+}
+
+// The request lies in the ring, the socket's message comes another way: it must not be the first.
+TEST_F(SessionTest, Race_WhatWasSubmittedBeforeItsBindingIsDestroyedRuns) {
+  Start();
+  RawTenant tenant = Open();
+  for (uint64_t i = 1; i <= config.limits.graphs_max; ++i) {
+    const uint64_t binding = tenant.Bind(SmallTemplate());
+    tenant.Submit(i, binding, SmallArguments());
+    proto::Request destroy;
+    destroy.set_destroy_binding(binding);
+    ASSERT_EQ(tenant.Call(destroy)->status(), SLICE_OK);
+    ASSERT_EQ(tenant.WaitCompletion()->status, SLICE_OK) << "request " << i;
+  }
+}
+
+TEST_F(SessionTest, Race_CommandSubmittedBeforeItsTensorIsReleasedRuns) {
+  Start();
+  RawTenant tenant = Open();
+  for (uint64_t i = 1; i <= 200; ++i) {
+    const auto set = tenant.Call(Alloc({4}));
+    ASSERT_EQ(set->status(), SLICE_OK) << set->text();
+    const uint64_t handle = set->tensors().handles(0);
+    wire::SubmitSlot slot{};
+    slot.cookie = i;
+    slot.flags = wire::kTensorCommand | (wire::kTensorReset << wire::kCommandKindShift);
+    *tenant.arguments(0) = {handle, 0, 0};
+    slot.args_bytes = sizeof(wire::Argument);
+    tenant.Push(slot);
+    proto::Request release;
+    release.mutable_release_tensors()->add_handles(handle);
+    ASSERT_EQ(tenant.Call(release)->status(), SLICE_OK);
+    ASSERT_EQ(tenant.WaitCompletion()->status, SLICE_OK) << "command " << i;
+  }
 }
 
 TEST_F(SessionTest, Edge_SetThatTheEngineRefusesIsDroppedByTheExecutor) {
