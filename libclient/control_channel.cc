@@ -69,8 +69,9 @@ Result<std::unique_ptr<ControlChannel>> ControlChannel::Connect(const std::strin
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) {
     return Error(StatusCode::kInvalid,
-                 "socket path '%s' has %zu bytes, at most %zu fit: use a shorter path",
-                 path.c_str(), path.size(), sizeof address.sun_path - 1);
+                 "socket path '%.*s...' has %zu bytes, at most %zu fit: use a shorter path",
+                 static_cast<int>(sizeof address.sun_path), path.c_str(), path.size(),
+                 sizeof address.sun_path - 1);
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));

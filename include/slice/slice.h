@@ -41,7 +41,8 @@ typedef enum slice_status {
   SLICE_ERR_OP_NOT_ALLOWED =
       3,                  /* template uses operators outside the allow-list (text names them) */
   SLICE_ERR_OVERFLOW = 4, /* a size does not fit in 63 bits, or a symbol is out of its range */
-  SLICE_ERR_BOUNDS = 5, /* a slot outside the arena, overlapping a live one, or of the wrong size */
+  SLICE_ERR_BOUNDS = 5, /* a slot outside the arena or of the wrong size, or an output that overlaps
+                           one still in flight */
   SLICE_ERR_STALE = 6,  /* handle of something that is gone */
   SLICE_ERR_QUOTA = 7,  /* over the tenant's memory quota (text says who holds what) */
   SLICE_ERR_NEVER_FITS = 8,  /* the request can never fit in the memory there is */
@@ -195,6 +196,7 @@ SLICE_API slice_status_t slice_tensor_replicate(slice_session_t* session,
 SLICE_API slice_status_t slice_tensor_alloc(slice_session_t* session,
                                             const slice_tensor_spec_t* specs, size_t count,
                                             slice_tensor_t* handles, const void** views);
+/* Commands and runs that were submitted before, and bindings, keep them until they end. */
 SLICE_API slice_status_t slice_tensor_release(slice_session_t* session,
                                               const slice_tensor_t* handles, size_t count);
 
@@ -235,6 +237,7 @@ SLICE_API slice_status_t slice_graph_unregister(slice_session_t* session, slice_
 SLICE_API slice_status_t slice_binding_create(slice_session_t* session, slice_graph_t graph,
                                               const slice_tensor_t* tensors, size_t count,
                                               slice_binding_t* binding);
+/* What was submitted before still runs. */
 SLICE_API slice_status_t slice_binding_destroy(slice_session_t* session, slice_binding_t binding);
 
 /* ---- running

@@ -52,6 +52,9 @@ TEST(ControlChannelTest, Edge_NoDaemonSaysPathErrnoAndHowToStart) {
 
 TEST(ControlChannelTest, Edge_LongPathIsInvalid) {
   EXPECT_EQ(ControlChannel::Connect(std::string(200, 'x')).status().code(), StatusCode::kInvalid);
+  const Status huge = ControlChannel::Connect(std::string(100'000, 'x')).status();
+  EXPECT_NE(huge.text().find("has 100000 bytes"), std::string::npos) << huge.text();
+  EXPECT_LT(huge.text().size(), 300u);  // a text for people
 }
 
 TEST(ControlChannelTest, Happy_RefusalKeepsCodeTextAndConnection) {
