@@ -36,7 +36,7 @@ test:  ## installs what is missing, builds everything, runs every test
 	pytest="env --default-signal=INT $$python -m pytest -c torch_plugin/tests/pytest.ini -p no:cacheprovider"
 	export $(call ENVIRONMENT,dev)
 	echo "--- the plugin's runtime on a real daemon"
-	$$python tests/plugin/on_daemon.py build/dev $$pytest torch_plugin/tests -k runtime || failed=1
+	$$python tests/plugin/on_daemon.py build/dev $$pytest torch_plugin/tests tests/plugin -k runtime || failed=1
 	echo "--- plugin and demo"
 	$$pytest torch_plugin/tests tests/demo || failed=1
 	if [ $$failed -ne 0 ]; then echo "make test: some tests FAILED (see above)"; exit 1; fi

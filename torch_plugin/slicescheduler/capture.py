@@ -1,9 +1,9 @@
 """The Dynamo backend: compiled functions become graph templates.
 
 `capture_backend(on_graph)` returns a backend for torch.compile. Dynamo traces the program, AOT autograd makes
-the graph functional, `reinplace` undoes that for updates of inputs, `serialize` writes the template, and
-`on_graph(captured)` decides how to run it: it returns a callable that takes the list of graph arguments and
-returns the list of graph outputs.
+the graph functional, `canonical` rewrites operators that the executor does not know, `reinplace` undoes the functional form
+for updates of inputs, `serialize` writes the template, and `on_graph(captured)` decides how to run it: it returns a callable
+that takes the list of graph arguments and returns the list of graph outputs.
 
 Threads: one captures at a time. Dynamo compiles under a lock of its own, but torch's "somebody traces with FX" is
 one flag for the whole process, and every call of a compiled function raises while it is set; `_trace_alone` makes that
@@ -23,6 +23,7 @@ from . import reinplace as reinplace_pass
 from . import serialize as serializer
 from . import weights
 from ._proto import template_pb2 as pb
+from .canonical import canonicalize, decompositions
 from .errors import TrainingGraphError, Unsupported
 from .expressions import compile_expressions
 
@@ -224,7 +225,7 @@ def capture_backend(on_graph, kind_of=None):
                 fw_compiler=refuse_training,
                 bw_compiler=refuse_training,
                 inference_compiler=compile_inference,
-                decompositions={},
+                decompositions=decompositions(),
                 keep_inference_input_mutations=True,
             )(graph_module, example_inputs)
 
@@ -322,7 +323,7 @@ def _capture(aot_module, sources, example_inputs, kind_of, returned_count):
     placeholders = [node for node in aot_module.graph.nodes if node.op == "placeholder"]
     _check_order(placeholders, sources, example_inputs)
     aliases = _output_aliases(metadata, len(output.args[0]) - returned_count) + [None] * returned_count
-    reinplace_pass.initialize_empty(aot_module)
+    canonicalize(aot_module)
     report = reinplace_pass.reinplace(aot_module, {i for i, alias in enumerate(aliases) if alias is not None})
     serialized = serializer.serialize(
         aot_module,

@@ -47,23 +47,6 @@ class ReinplaceReport:
     refused: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
 
-# Operators that return uninitialized memory are not on the allow-list: their results are not deterministic.
-_INITIALIZED = {
-    aten.empty_like.default: aten.zeros_like.default,
-    aten.empty.memory_format: aten.zeros.default,
-    aten.new_empty.default: aten.new_zeros.default,
-}
-
-
-def initialize_empty(graph_module):
-    """Replaces empty, empty_like and new_empty by their zeroed forms, in place."""
-    for node in graph_module.graph.nodes:
-        if node.op == "call_function" and node.target in _INITIALIZED:
-            node.target = _INITIALIZED[node.target]
-            known = {argument.name for argument in node.target._schema.arguments}
-            node.kwargs = {name: value for name, value in node.kwargs.items() if name in known}
-
-
 def in_place_twin(overload):
     """The allowed `name_` overload with the same arguments as the functional `overload`, or None."""
     if overload.namespace != "aten" or aliased_argument(overload) is not None or written_arguments(overload):

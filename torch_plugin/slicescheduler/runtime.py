@@ -27,7 +27,7 @@ from .request import current_request
 from .serialize import dtype_from_proto
 from .session import buffer_class, session
 from .statistics import counters
-from .tensors import contiguous_strides, extent, from_buffer
+from .tensors import contiguous_strides, extent, from_buffer, view_of
 
 BOUNDS_KEPT = 8  # models or caches that take turns on one graph before bindings are looked up anew
 PLANS_KEPT = 256
@@ -393,12 +393,7 @@ class Runner:
                 k += 1
             elif kind is tuple:
                 position, layout = item
-                source = arguments[position]
-                same = source.shape == layout.sizes and source.stride() == layout.strides
-                if same and source.storage_offset() == layout.storage_offset:
-                    outputs.append(source)
-                else:
-                    outputs.append(source.as_strided(layout.sizes, layout.strides, layout.storage_offset))
+                outputs.append(view_of(arguments[position], layout))
             else:
                 outputs.append(item)
         return outputs

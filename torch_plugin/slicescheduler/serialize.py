@@ -16,6 +16,7 @@ import re
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from . import grouping
 from ._proto import template_pb2 as pb
@@ -49,6 +50,10 @@ _DROPPED_PREFIXES = ("aten::sym_", "aten::_assert_scalar", "aten::_assert_tensor
 
 
 _RANDOM = "draw random numbers outside and pass them as an argument"
+_DATA_SIZED = (
+    "sizes that depend on data fit no graph template: keep all elements and blank out the unwanted ones with a mask "
+    "(torch.where, masked_fill)"
+)
 # What to do about operators that ordinary models meet: part of the name -> advice.
 _HINTS = {
     "native_dropout": "call model.eval(), which switches dropout off",
@@ -56,8 +61,17 @@ _HINTS = {
     "_transformer_encoder_layer_fwd": "torch.backends.mha.set_fastpath_enabled(False) takes encoder layers apart",
     "_native_multi_head_attention": "torch.backends.mha.set_fastpath_enabled(False) takes attention apart",
     "_weight_norm_interface": "torch.nn.utils.parametrize.remove_parametrizations makes it a plain weight",
-    "convert_element_type": "pass numbers that change between calls as tensors, not as Python floats",
-    **dict.fromkeys(("aten::rand", "aten::bernoulli", "aten::multinomial", "aten::normal"), _RANDOM),
+    "rrelu_with_noise": "use leaky_relu with the mean slope, which is what rrelu does in eval mode",
+    "grouped_mm_fallback": 'config.experts_implementation = "batched_mm" computes the experts of a mixture without it',
+    "nonzero": 'transformers\' loops over experts go away with config.experts_implementation = "grouped_mm"',
+    "repeat_interleave.Tensor": "an integer number of repeats gives a known size",
+    "_fft_c2r": "torch.fft.ifft(...).real of the whole spectrum computes the same",
+    "flex_attention": 'use scaled_dot_product_attention (transformers: attn_implementation="sdpa")',
+    "cond": "compute both branches and choose with torch.where",
+    **dict.fromkeys(("aten::nonzero", "aten::_unique", "aten::unique", "aten::bincount", "repeat_interleave.T"), _DATA_SIZED),
+    **dict.fromkeys(
+        ("aten::rand", "aten::bernoulli", "aten::multinomial", "aten::normal", "aten::exponential", "aten::uniform"), _RANDOM
+    ),
 }
 
 
@@ -185,6 +199,10 @@ class _Serializer:
         if bad:
             hints = dict.fromkeys(hint for part, hint in _HINTS.items() if any(part in name for name in bad))
             raise UnsupportedOperatorError(bad, places, hints)
+        for node in self.nodes:
+            if is_operator(node) and any(map(_has_data_size, _tensors(node.meta.get("val")))):
+                place = f" ({_place(node)})" if _place(node) else ""
+                raise Unsupported(f"the size of the result of {operator_name(node.target)}{place} depends on data: {_DATA_SIZED}")
 
     def _written_placeholders(self):
         written = set()
@@ -406,6 +424,14 @@ def _is_default(value, default):
     if type(value) is not type(default) or isinstance(value, torch.fx.Node):
         return False
     return value == default and not (isinstance(value, float) and math.isnan(value))
+
+
+def _tensors(value):
+    return [item for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, torch.Tensor)]
+
+
+def _has_data_size(tensor):
+    return any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in tensor.shape)
 
 
 def _place(node):

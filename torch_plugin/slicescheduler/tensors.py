@@ -118,3 +118,14 @@ def repoint(tensor, view):
     """Gives `tensor` the storage of `view`; the Python object stays the same."""
     with torch.inference_mode(False), torch.no_grad():
         tensor.data = view
+
+
+def view_of(source, layout):
+    """`source`, or the view of its storage with the dtype, sizes, strides and offset of `layout` (an OutputLayout)."""
+    if source.dtype is not layout.dtype:  # view_as_real, view(dtype): the layout counts in elements of the result
+        view = torch.empty(0, dtype=layout.dtype)
+        return view.set_(source.untyped_storage(), layout.storage_offset, layout.sizes, layout.strides)
+    same = source.shape == layout.sizes and source.stride() == layout.strides
+    if same and source.storage_offset() == layout.storage_offset:
+        return source
+    return source.as_strided(layout.sizes, layout.strides, layout.storage_offset)
