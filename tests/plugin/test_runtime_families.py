@@ -7,7 +7,10 @@ import os
 
 import model_families
 import pytest
+import torch
 from case import check
+
+import slicescheduler
 
 MORE = pytest.mark.skipif("SLICE_TEST_ALL_MODELS" not in os.environ, reason="a variant: set SLICE_TEST_ALL_MODELS=1")
 
@@ -18,3 +21,14 @@ MORE = pytest.mark.skipif("SLICE_TEST_ALL_MODELS" not in os.environ, reason="a v
 )
 def test_Happy_a_model_equals_eager(daemon, make):
     check(make())
+
+
+def test_Edge_experts_of_odd_sizes_are_refused_until_they_are_batched(daemon):
+    case = model_families.decoder("Mixtral", num_local_experts=4, intermediate_size=47, **model_families.MOE)
+    ((_, keywords),) = case.calls
+    with torch.inference_mode(), pytest.raises(slicescheduler.UnsupportedOperatorError, match="batched_mm"):
+        torch.compile(case.program, backend="slicescheduler", fullgraph=True)(**keywords)
+    torch._dynamo.reset()
+    slicescheduler.statistics.counters.__init__()
+    case.program.set_experts_implementation("batched_mm")
+    check(case)

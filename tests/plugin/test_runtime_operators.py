@@ -186,6 +186,20 @@ def test_Happy_recurrent_layers_equal_eager_once_dynamo_takes_them(daemon, kind)
         check(Case(module, [((normal(2, 5, 8),), {})]))
 
 
+def test_Happy_encoder_layers_equal_eager_without_their_fast_path(daemon):
+    module = layers(lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True))
+    argument = normal(2, 5, 4)
+    with torch.inference_mode(), pytest.raises(slicescheduler.UnsupportedOperatorError, match="set_fastpath_enabled"):
+        torch.compile(module, backend="slicescheduler", fullgraph=True)(argument)
+    torch._dynamo.reset()
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        check(Case(module, [((argument,), {})]))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
 def test_Happy_dynamic_batches_share_one_graph(daemon):
     check(Case(conv_net(), [((normal(n, 4, 8, 8),), {}) for n in (2, 3, 5)], {0: (0,)}))
 
@@ -209,6 +223,7 @@ REFUSED = {
     "multinomial": (lambda x: torch.multinomial(x.softmax(-1), 1), "aten::multinomial.*draw random numbers outside"),
     "gumbel": (F.gumbel_softmax, "aten::exponential.*draw random numbers outside"),
     "nonzero": (torch.nonzero, "aten::nonzero.*mask"),
+    "loop over experts": (lambda x: x[torch.where(x[:, 0] > 0)[0]], "aten::nonzero.*experts_implementation"),
     "unique": (torch.unique, "aten::_unique2.*mask"),
     "boolean index": (lambda x: x[x > 0], r"aten::index.Tensor.*test_runtime_operators.py.*depends on data.*torch.where"),
     "repeats": (lambda x: x.repeat_interleave(torch.tensor([1, 2, 3]), 0), "aten::repeat_interleave.Tensor.*integer number"),
