@@ -427,7 +427,9 @@ TEST(EngineGmg, Edge_of_more_candidates_than_a_record_holds_the_chosen_one_is_ke
     size_t chosen = 0;
     for (const gmg::CandidateView& candidate : decision.candidates) {
       chosen += candidate.chosen;
-      if (candidate.chosen) EXPECT_EQ(candidate.device, decision.device);
+      if (candidate.chosen) {
+        EXPECT_EQ(candidate.device, decision.device);
+      }
     }
     EXPECT_EQ(chosen, 1u);
     beyond |= decision.device >= gmg::kDecisionCandidatesMax;

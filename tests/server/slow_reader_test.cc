@@ -1,10 +1,9 @@
 // A tenant that reads no completions, and the engine thread by itself: no server, no executor.
-#include "daemon/server/engine_loop.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 
+#include "daemon/server/engine_loop.h"
 #include "tests/server/server_fixture.h"
 
 namespace slice::server {
