@@ -1,6 +1,7 @@
 #include "daemon/server/wake_latency.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -19,7 +20,8 @@ class WakeLatencyTest : public testing::Test {
     std::ifstream file(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  const std::string path_ = testing::TempDir() + "wake_latency_test";
+  // The tests of this file may run at the same time, in processes of their own.
+  const std::string path_ = testing::TempDir() + "wake_latency_test." + std::to_string(::getpid());
 };
 
 TEST_F(WakeLatencyTest, IsHeldFromARequestUntilNoneCameForAWhile) {
