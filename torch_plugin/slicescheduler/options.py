@@ -68,12 +68,12 @@ def parse_options(given):
         value = getattr(options, name)
         if value is not None and not isinstance(value, str):
             raise InvalidArgument(f'the option "{name}" must be a string, not {value!r}')
-    if options.weight is not None and not _is_positive(options.weight):
+    if options.weight is not None and not is_positive(options.weight):
         raise InvalidArgument(f'the option "weight" must be a positive number, not {options.weight!r}')
     if options.arena_bytes is not None and not (isinstance(options.arena_bytes, int) and options.arena_bytes > 0):
         raise InvalidArgument(f'the option "arena_bytes" must be a positive number of bytes, not {options.arena_bytes!r}')
     deadline = options.deadline_ms
-    if deadline is not None and not _is_positive(deadline):
+    if deadline is not None and not is_positive(deadline):
         raise InvalidArgument(f'the option "deadline_ms" must be a positive number, not {deadline!r}')
     replicate = options.replicate
     names = isinstance(replicate, (list, tuple)) and all(isinstance(device, str) for device in replicate)
@@ -82,5 +82,5 @@ def parse_options(given):
     return options
 
 
-def _is_positive(value):
+def is_positive(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0

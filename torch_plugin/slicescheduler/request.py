@@ -11,6 +11,7 @@ import time
 
 from . import _abi
 from .errors import InvalidArgument, SliceError
+from .options import is_positive
 
 _current = contextvars.ContextVar("slicescheduler_request", default=None)
 
@@ -37,8 +38,8 @@ class Request:
     def __init__(self, *, deadline_ms=None, priority=0, service_class=None):
         if service_class not in _abi.CLASSES:
             raise InvalidArgument(f'service_class must be "online" or "offline", not {service_class!r}')
-        if deadline_ms is not None and not deadline_ms > 0:
-            raise InvalidArgument(f"deadline_ms must be positive, not {deadline_ms}")
+        if deadline_ms is not None and not is_positive(deadline_ms):
+            raise InvalidArgument(f"deadline_ms must be a positive number of milliseconds, not {deadline_ms!r}")
         self.deadline_ms = deadline_ms
         self.priority = int(priority)
         self.service_class = service_class

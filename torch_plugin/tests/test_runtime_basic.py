@@ -278,6 +278,12 @@ def test_Edge_option_of_a_wrong_type_is_named(slice_abi, name, value):
         compiled(Mlp().eval(), **{name: value})(torch.randn(2, 16))
 
 
+@pytest.mark.parametrize("deadline", ["x", 0, -1.5, float("nan"), float("inf"), True])
+def test_Edge_deadline_of_a_request_is_checked(deadline):
+    with pytest.raises(slicescheduler.InvalidArgument, match="deadline_ms must be a positive number"):
+        slicescheduler.request(deadline_ms=deadline)
+
+
 def test_Edge_training_graph_is_refused(slice_abi):
     with pytest.raises(slicescheduler.TrainingGraphError, match="inference"):
         compiled(Mlp())(torch.ones(2, 16))
