@@ -8,6 +8,7 @@
 
 #include "daemon/engine/engine_impl.h"
 #include "daemon/gmg/json.h"
+#include "daemon/gmg/reader.h"
 
 namespace slice::engine {
 
@@ -34,15 +35,10 @@ class Silence final : public Sink {
   Status refusal;
 };
 
-std::string Hex(uint64_t hash) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-  return text;
-}
-
 bool Matches(const graph::Template& graph, const std::string& wanted) {
   return graph.name() == wanted ||
-         (!wanted.empty() && Hex(graph.content_hash()).compare(0, wanted.size(), wanted) == 0);
+         (!wanted.empty() &&
+          gmg::ContentHashText(graph.content_hash()).compare(0, wanted.size(), wanted) == 0);
 }
 
 // "a, b, c, and 4 more"
@@ -68,7 +64,7 @@ std::string NameOf(const graph::Template& graph) {
   std::string text = "'";
   text += Short(graph.name());
   text += "' ";
-  return text + Hex(graph.content_hash());
+  return text + gmg::ContentHashText(graph.content_hash());
 }
 std::string NameOf(const TenantConfig& tenant) {
   return "session " + std::to_string(tenant.id.value) + " '" + Short(tenant.name) + "'";
@@ -191,7 +187,7 @@ std::string Hypothesis::Answer(TimeNs now) {
   JsonWriter json;
   json.BeginObject().Key("graph").BeginObject();
   json.Field("name", std::string_view(Short(graph.name())))
-      .Field("content_hash", std::string_view(Hex(graph.content_hash())))
+      .Field("content_hash", std::string_view(gmg::ContentHashText(graph.content_hash())))
       .Field("ops", graph.groups().size());
   json.Key("symbols").BeginObject();
   for (uint32_t s = 0; s < graph.symbol_count(); ++s) {
